@@ -1,0 +1,36 @@
+# Two commands do everything on a fresh machine with Python 3.11+ and make:
+#   make demo   the main job on an embedded default
+#   make test   style, types, floors and every test
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: test demo lint format clean
+
+# The stamp is touched only after a whole install, so an interrupted one is simply done again.
+$(STAMP): pyproject.toml constraints/cpu.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --upgrade -c constraints/cpu.txt pip
+	$(BIN)/pip install -q -c constraints/cpu.txt torch
+	$(BIN)/pip install -q -c constraints/cpu.txt -e '.[dev]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/sage-rlvr lab --out runs/lab
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile tests
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff format src tests
+	$(BIN)/ruff check --fix src tests
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache

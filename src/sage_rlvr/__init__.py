@@ -1,0 +1,69 @@
+"""SAGE: reverse-KL RLVR whose anchor is q·π_ref, with a guide q built from signals the model already gives.
+
+Names are loaded when they are first used, so ``import sage_rlvr`` costs milliseconds and pulls in neither TRL nor
+Transformers; the guides, penalties and metrics need torch and NumPy alone.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "anchor": (
+        "Signals Guide RandomGuide TokenGuide BranchGuide TemperedGuide make_guide register_guide CosineRestarts "
+        "anchor_penalty anchor_reward ESTIMATORS"
+    ),
+    "metrics": "pass_at_k support_metrics bootstrap_interval mean_at_n majority_at_k",
+    "errors": "UserError",
+}
+_ROOM_OF = {name: room for room, names in _HOME.items() for name in names.split()}
+
+if TYPE_CHECKING:
+    from sage_rlvr.anchor import (
+        ESTIMATORS,
+        BranchGuide,
+        CosineRestarts,
+        Guide,
+        RandomGuide,
+        Signals,
+        TemperedGuide,
+        TokenGuide,
+        anchor_penalty,
+        anchor_reward,
+        make_guide,
+        register_guide,
+    )
+    from sage_rlvr.errors import UserError
+    from sage_rlvr.metrics import bootstrap_interval, majority_at_k, mean_at_n, pass_at_k, support_metrics
+
+__all__ = [
+    "ESTIMATORS",
+    "BranchGuide",
+    "CosineRestarts",
+    "Guide",
+    "RandomGuide",
+    "Signals",
+    "TemperedGuide",
+    "TokenGuide",
+    "UserError",
+    "anchor_penalty",
+    "anchor_reward",
+    "bootstrap_interval",
+    "majority_at_k",
+    "make_guide",
+    "mean_at_n",
+    "pass_at_k",
+    "register_guide",
+    "support_metrics",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module 'sage_rlvr' has no attribute {name!r}")
+    return getattr(import_module(f"sage_rlvr.{_ROOM_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,29 @@
+"""Floor 0. Guides, schedules, penalties and credit: pure tensor functions on torch alone."""
+
+from sage_rlvr.anchor.guides import (
+    BranchGuide,
+    Guide,
+    RandomGuide,
+    Signals,
+    TemperedGuide,
+    TokenGuide,
+    make_guide,
+    register_guide,
+)
+from sage_rlvr.anchor.penalty import ESTIMATORS, anchor_penalty, anchor_reward
+from sage_rlvr.anchor.schedules import CosineRestarts
+
+__all__ = [
+    "ESTIMATORS",
+    "BranchGuide",
+    "CosineRestarts",
+    "Guide",
+    "RandomGuide",
+    "Signals",
+    "TemperedGuide",
+    "TokenGuide",
+    "anchor_penalty",
+    "anchor_reward",
+    "make_guide",
+    "register_guide",
+]
