@@ -27,7 +27,8 @@ def _lab_flags(p: argparse.ArgumentParser) -> None:
 def _lab(args: argparse.Namespace) -> None:
     from sage_rlvr.lab.page import show
 
-    show(args.out, args.seed)
+    if not show(args.out, args.seed):
+        raise RuntimeError(f"a check of the theory does not hold for --seed {args.seed}: see the table above.")
 
 
 VERBS = {
@@ -62,6 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as e:
         print(f"sage-rlvr {args.verb}: {e}", file=sys.stderr)
         return 2
+    except RuntimeError as e:
+        print(f"sage-rlvr {args.verb}: {e}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"\nsage-rlvr {args.verb}: interrupted", file=sys.stderr)
         return 130

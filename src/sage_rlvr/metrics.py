@@ -41,9 +41,7 @@ def mean_at_n(correct: ArrayLike) -> float:
     return float(np.mean(np.asarray(correct, dtype=float)))
 
 
-def majority_at_k(
-    answers: Sequence[Any], correct: ArrayLike, k: int, draws: int = 1000, seed: int = 0
-) -> float:
+def majority_at_k(answers: Sequence[Any], correct: ArrayLike, k: int, draws: int = 1000, seed: int = 0) -> float:
     """majority@k of one problem: how often the commonest of k answers is right; a tie counts the share of tied answers that are.
 
     An answer of None (nothing extracted) never wins a vote. k = n is exact; below it, ``draws`` random subsets are averaged.
@@ -121,7 +119,9 @@ def bootstrap_interval(
     if other is not None:
         y = _per_problem("other", other)
         if x.shape != y.shape:
-            raise UserError(f"bootstrap_interval: {x.size} problems against {y.size}; a paired difference needs the same ones.")
+            raise UserError(
+                f"bootstrap_interval: {x.size} problems against {y.size}; a paired difference needs the same ones."
+            )
         x = x - y
     if not 0 < level < 1:
         raise UserError(f"bootstrap_interval: level={level} must lie between 0 and 1.")

@@ -63,7 +63,9 @@ class Guide:
             raise ValueError(f"guide {self.name!r} answered {shapes}: log_q must have the shape of logps.")
         log_q = torch.where(clean.mask, log_q.float(), 0.0)
         if not torch.isfinite(log_q).all():
-            raise ValueError(f"guide {self.name!r} answered NaN or inf on counted tokens: q must be positive and finite.")
+            raise ValueError(
+                f"guide {self.name!r} answered NaN or inf on counted tokens: q must be positive and finite."
+            )
         return log_q
 
     def settings(self) -> dict[str, Any]:
@@ -98,7 +100,7 @@ class Guide:
 def _checked(s: Signals, guide: Guide) -> Signals:
     """Signals in float32 with off-mask values set to 0; an error that names the tensor that is missing or not finite."""
     mask = s.mask.bool()
-    clean: dict[str, Tensor] = {}
+    clean: dict[str, Any] = {}
     for field in ("logps", "ref_logps", "entropies", "ref_entropies"):
         value = getattr(s, field)
         if value is None:
@@ -116,7 +118,9 @@ def _checked(s: Signals, guide: Guide) -> Signals:
         value = torch.where(mask, value.detach().float(), 0.0)
         if not torch.isfinite(value).all():
             row, column = (~torch.isfinite(value)).nonzero()[0].tolist()
-            raise ValueError(f"Signals.{field} is {value[row, column].item()} on a counted token (row {row}, column {column}).")
+            raise ValueError(
+                f"Signals.{field} is {value[row, column].item()} on a counted token (row {row}, column {column})."
+            )
         clean[field] = value
     if s.rows is not None and s.rows.shape != mask.shape[:1]:
         raise ValueError(f"Signals.rows has shape {tuple(s.rows.shape)}, but there are {mask.shape[0]} rows.")
@@ -135,7 +139,9 @@ def register_guide(name: str) -> Callable[[type[Guide]], type[Guide]]:
         if not (isinstance(cls, type) and issubclass(cls, Guide)):
             raise UserError(f"register_guide({name!r}) takes a subclass of sage_rlvr.Guide, not {cls!r}.")
         if _GUIDES.get(name, cls).__qualname__ != cls.__qualname__:
-            raise UserError(f"a guide named {name!r} is registered already ({_GUIDES[name].__name__}); choose another name.")
+            raise UserError(
+                f"a guide named {name!r} is registered already ({_GUIDES[name].__name__}); choose another name."
+            )
         cls.name = name
         _GUIDES[name] = cls
         return cls
@@ -149,11 +155,15 @@ def guide_class(name: str) -> type[Guide]:
         return _GUIDES[name]
     module, colon, attribute = name.partition(":")
     if not colon:
-        raise UserError(f"guide={name!r} is unknown; choose one of {', '.join(sorted(_GUIDES))}, or 'package.module:Class'.")
+        raise UserError(
+            f"guide={name!r} is unknown; choose one of {', '.join(sorted(_GUIDES))}, or 'package.module:Class'."
+        )
     try:
         cls = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as e:
-        raise UserError(f"guide={name!r} could not be loaded ({e}); it must be an importable 'package.module:Class'.") from e
+        raise UserError(
+            f"guide={name!r} could not be loaded ({e}); it must be an importable 'package.module:Class'."
+        ) from e
     if not (isinstance(cls, type) and issubclass(cls, Guide)):
         raise UserError(f"guide={name!r} is not a subclass of sage_rlvr.Guide.")
     if "name" not in vars(cls):
@@ -306,9 +316,7 @@ class TemperedGuide(Guide):
     It depends on the token, so it works under every estimator. No clamp on q.
     """
 
-    def __init__(
-        self, ratio: float = 0.5, threshold: float = 1.2, kappa_max: float = 0.5, source: str = "policy"
-    ):
+    def __init__(self, ratio: float = 0.5, threshold: float = 1.2, kappa_max: float = 0.5, source: str = "policy"):
         _not_negative(ratio=ratio, threshold=threshold)
         if not 0 < kappa_max <= 1:
             raise UserError(f"kappa_max={kappa_max} must lie in (0, 1]: at 1 the anchor is flat, above it is inverted.")

@@ -36,7 +36,9 @@ def anchor_penalty(
     ``old_logps`` (k3+ only) are those of the policy that sampled; None means on-policy.
     """
     if estimator == "k1-reward":
-        raise UserError("estimator='k1-reward' is not a penalty in the loss: use anchor_reward and add it to the reward.")
+        raise UserError(
+            "estimator='k1-reward' is not a penalty in the loss: use anchor_reward and add it to the reward."
+        )
     if estimator not in ESTIMATORS:
         raise UserError(f"estimator={estimator!r} is unknown; choose one of {', '.join(IN_LOSS)}.")
     if old_logps is not None and estimator != "k3+":

@@ -1,0 +1,82 @@
+"""Sampled training with a rollout budget: what happens to a right answer that is never drawn (Theorem 4.2).
+
+The world: token 0 leads to a frequent right answer through sure steps; token 1 to a fork of four right answers that are
+drawn often and a fifth, y*, also right, whose probability is far below any budget. Tokens 2 to 4 lead to wrong answers.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sage_rlvr.anchor import BranchGuide
+from sage_rlvr.lab.descent import Arm
+from sage_rlvr.lab.world import World, tree
+
+BETA = 0.3
+FORK_GUIDE = BranchGuide(ratio=0.8, threshold=1.0, source="reference")
+
+
+def forked_world(rare: float = 1e-9) -> tuple[World, int]:
+    """(the world, the index of y*)."""
+    sure = torch.tensor([0.97, 0.01, 0.01, 0.01 - rare, rare], dtype=torch.float64)
+    probs = torch.stack(
+        [
+            torch.tensor([0.70, 0.15, 0.06, 0.05, 0.04], dtype=torch.float64),  # the root: H = 0.98, below the gate
+            sure,  # after token 0
+            torch.tensor(
+                [0.25, 0.25, 0.25, 0.25 - rare, rare], dtype=torch.float64
+            ),  # after token 1: the fork, H = 1.39
+            sure,
+            sure,
+            sure,
+        ]
+    )
+    first = torch.cartesian_prod(torch.arange(5), torch.arange(5))[:, 0]
+    world = tree(probs.log(), (first <= 1).double(), depth=2)
+    return world, 1 * 5 + 4
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Log-odds of y* against the sampled right answers, change over training, one entry a seed."""
+
+    grpo: Tensor
+    sage: Tensor
+    never_sampled: bool
+
+
+def never_sampled(seeds: int = 64, rollouts: int = 16, steps: int = 300, rate: float = 0.3) -> Budget:
+    """GRPO and SAGE with exact credit (k1-reward, no scaling), ``rollouts`` completions a step, from the same seeds."""
+    world, rare = forked_world()
+    grpo = Arm("k1-reward", world.log_q(None))
+    shaped = Arm("k1-reward", world.log_q(FORK_GUIDE))
+    (a, hit_a), (b, hit_b) = (_train(world, arm, rare, seeds, rollouts, steps, rate) for arm in (grpo, shaped))
+    return Budget(a, b, never_sampled=not (hit_a or hit_b))
+
+
+def _train(
+    world: World, arm: Arm, rare: int, seeds: int, rollouts: int, steps: int, rate: float
+) -> tuple[Tensor, bool]:
+    g = torch.Generator().manual_seed(0)
+    logits = world.ref_logits.expand(seeds, -1, -1).clone().requires_grad_()
+    anchor = (world.ref_logps + arm.log_q).sum(-1)  # (Y,)
+    drawn_rare = False
+    for _ in range(steps):
+        logp = world.logps(logits).sum(-1)  # (S, Y)
+        drawn = torch.multinomial(logp.detach().exp(), rollouts, replacement=True, generator=g)  # (S, R)
+        drawn_rare |= bool((drawn == rare).any())
+        sampled = logp.gather(1, drawn)
+        credit = world.reward[drawn] + BETA * (anchor[drawn] - sampled.detach())
+        advantage = credit - credit.mean(1, keepdim=True)
+        loss = -(advantage * sampled).mean(1).sum()
+        (grad,) = torch.autograd.grad(loss, logits)
+        logits = (logits - rate * grad).detach().requires_grad_()
+    return _log_odds(world, logits.detach(), rare) - _log_odds(world, world.ref_logits, rare), drawn_rare
+
+
+def _log_odds(world: World, logits: Tensor, rare: int) -> Tensor:
+    """log π(y*)/π(right answers that do get sampled): those above 1e-3 under the reference."""
+    often = world.valid & (world.ref > 1e-3)
+    logp = world.logps(logits).sum(-1)
+    return logp[..., rare] - logp[..., often].logsumexp(-1)

@@ -1,0 +1,116 @@
+"""``sage-rlvr lab``: the table of estimators, the checks of the theory, two figures, and the same as JSON."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from torch import Tensor
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.lab import figures, solutions, theory
+from sage_rlvr.lab.descent import Arm, train
+from sage_rlvr.lab.world import random_world
+
+ROWS = {  # label → (estimator, credit, the expected gradient of the token-level term)
+    "k3": ("k3", "sequence", "forward KL, prefix by prefix: −E_{q·π_ref}[∇log π]"),
+    "k2": ("k2", "sequence", "reverse KL, token by token, no credit to earlier tokens"),
+    "k3+": ("k3+", "sequence", "the same as k2"),
+    "forward": ("forward", "sequence", "the same as k3"),
+    "forward-value": ("forward-value", "sequence", "neither KL: that of ½E_{q·π_ref}[log²ρ]"),
+    "k1-reward": ("k1-reward", "sequence", "exact: that of Eq. 6"),
+    "k1-reward, to_go": ("k1-reward", "to_go", "exact where q_t depends on the past alone"),
+}
+STEPS = 600
+
+
+@dataclass(frozen=True)
+class Distances:
+    """Total variation to each guide's own target, and how far the guide moves that target from Eq. 2."""
+
+    final: dict[str, dict[str, float]]  # [row][guide]
+    curves: dict[str, dict[str, list[float]]]  # [guide][row], step by step
+    moved: dict[str, float]  # [guide]
+    inert: dict[str, dict[str, float]]  # [row][guide]: distance between this guide's end and no guide's
+
+
+def distances(seed: int = 0, steps: int = STEPS, progress: Progress | None = None) -> Distances:
+    world = random_world(seed)
+    log_q = theory.held_log_q(world)
+    arms = [Arm(e, q, credit, f"{row}|{g}") for row, (e, credit, _) in ROWS.items() for g, q in log_q.items()]
+    target = {g: solutions.sage(world, theory.BETA, q) for g, q in log_q.items()}
+    targets = torch.stack([target[a.label.split("|")[1]] for a in arms])
+    path: list[Tensor] = []
+    bar = progress.add_task("descent under every estimator", total=steps) if progress else None
+
+    def watch(step: int, logits: Tensor) -> None:
+        path.append(solutions.total_variation(world.probs(logits), targets))
+        if progress and bar is not None:
+            progress.update(bar, completed=step)
+
+    ends = dict(zip([a.label for a in arms], world.probs(train(world, arms, theory.BETA, steps=steps, watch=watch))))
+    table = torch.stack(path)  # (steps + 1, arms)
+    curve = {a.label: table[:, i].tolist() for i, a in enumerate(arms)}
+    return Distances(
+        final={r: {g: curve[f"{r}|{g}"][-1] for g in log_q} for r in ROWS},
+        curves={g: {r: curve[f"{r}|{g}"] for r in ROWS} for g in log_q},
+        moved={g: float(solutions.total_variation(target[g], target["none"])) for g in log_q},
+        inert={
+            r: {g: float(solutions.total_variation(ends[f"{r}|{g}"], ends[f"{r}|none"])) for g in log_q} for r in ROWS
+        },
+    )
+
+
+def _estimator_table(d: Distances) -> Table:
+    table = Table(title="Total variation between where descent ends and the solution it is supposed to reach")
+    table.add_column("estimator")
+    for g in d.moved:
+        table.add_column("no guide" if g == "none" else g, justify="right")
+    for row in ROWS:
+        cells = [f"[bold]{x:.4f}[/]" if x < 1e-3 else f"{x:.4f}" for x in d.final[row].values()]
+        table.add_row(row, *cells)
+    table.add_section()
+    table.add_row("guide moves target by", *[f"{x:.4f}" for x in d.moved.values()])
+    table.add_row("k3+: guide against none", *[f"{x:.0e}" for x in d.inert["k3+"].values()])
+    return table
+
+
+def show(out: str, seed: int = 0) -> bool:
+    """Runs everything, prints it and writes ``out``; True if every check holds."""
+    console, folder = Console(), Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UserError(f"--out {out}: cannot make the folder ({e.strerror}); name one you can write to.") from e
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        d = distances(seed, progress=progress)
+        bar = progress.add_task("checking the theory", total=9)
+        results = []
+        for check in theory.checks(seed):
+            results.append(check)
+            progress.advance(bar)
+    console.print(_estimator_table(d))
+    console.print(
+        "Targets: Eq. 2 with no guide, Eq. 4 with one. Expected gradient of each estimator's token-level term:"
+    )
+    for row, (_, _, gradient) in ROWS.items():
+        console.print(f"  {row:<17} {escape(gradient)}")
+    table = Table(title="The theory, both sides computed")
+    for column in ("holds", "statement", "measured"):
+        table.add_column(column)
+    for check in results:
+        table.add_row(
+            "[green]yes[/]" if check.holds else "[bold red]NO[/]", escape(check.statement), escape(check.measured)
+        )
+    console.print(table)
+    written = figures.distance_figure(d.curves, folder / "estimators") + figures.kl_figure(folder / "kl_directions")
+    record = {"seed": seed, "beta": theory.BETA, "steps": STEPS, "distances": d.final, "guide_moves_target": d.moved}
+    record |= {"guide_against_none": d.inert, "checks": [asdict(c) for c in results]}
+    (folder / "lab.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    console.print("written: " + ", ".join(str(f) for f in [*written, folder / "lab.json"]), soft_wrap=True)
+    return all(c.holds for c in results)

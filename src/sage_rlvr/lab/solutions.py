@@ -1,0 +1,62 @@
+"""The stationary solutions in closed form: what each objective is supposed to reach. All (Y,) over completions."""
+
+import math
+
+from torch import Tensor
+
+from sage_rlvr.lab.world import World
+
+
+def normalised(log_weights: Tensor) -> Tensor:
+    return log_weights.softmax(-1)
+
+
+def reverse_kl(world: World, beta: float) -> Tensor:
+    """Eq. 2: π ∝ π_ref·exp(r/β)."""
+    return normalised(world.ref.log() + world.reward / beta)
+
+
+def sage(world: World, beta: float, log_q: Tensor) -> Tensor:
+    """Eq. 4: π ∝ q·π_ref·exp(r/β); log_q (Y, T)."""
+    return normalised(world.ref.log() + log_q.sum(-1) + world.reward / beta)
+
+
+def entropy_bonus(world: World, beta: float, eta: float) -> Tensor:
+    """A.2: π ∝ π_ref^{β/(β+η)}·exp(r/(β+η)), the solution of reverse KL plus η·H: a temperature, no direction."""
+    return normalised((beta * world.ref.log() + world.reward) / (beta + eta))
+
+
+def forward_kl(world: World, beta: float) -> tuple[Tensor, float]:
+    """A.4: π = β·π_ref/(λ − r), λ by bisection so that it sums to 1. Answers (π, λ)."""
+    low, high = float(world.reward.max()), float(world.reward.max()) + beta
+    for _ in range(100):
+        middle = (low + high) / 2
+        total = float((beta * world.ref / (middle - world.reward)).sum())
+        low, high = (middle, high) if total > 1 else (low, middle)
+    return beta * world.ref / (high - world.reward), high
+
+
+def total_variation(p: Tensor, q: Tensor) -> Tensor:
+    return 0.5 * (p - q).abs().sum(-1)
+
+
+def on_support(pi: Tensor, world: World, epsilon: float) -> Tensor:
+    """Def. 4.1: the right completions above the detection limit, (Y,) bool."""
+    return world.valid & (pi > epsilon)
+
+
+def amplified(pi_rlvr: Tensor, log_q: Tensor) -> Tensor:
+    """Identity 23: q·π_RLVR / E_{π_RLVR}[q] = π_SAGE."""
+    q = log_q.sum(-1).exp()
+    return q * pi_rlvr / (pi_rlvr * q).sum(-1, keepdim=True)
+
+
+def separates(world: World, beta: float, log_q: Tensor, fkl: Tensor, lam: float) -> tuple[bool, bool]:
+    """A.4, against forward_kl's (π, λ). First, the sufficient condition inf_C q / sup_{not C} q > e^{−1/β}·λ/(λ−1) with
+    0 < π_FKL(C) < 1; second, its conclusion: SAGE puts less mass on wrong answers than forward-KL RLVR."""
+    q = log_q.sum(-1).exp()
+    right_mass = float(fkl[world.valid].sum())
+    bound = math.exp(-1 / beta) * lam / (lam - 1)
+    condition = 0 < right_mass < 1 and bool(q[world.valid].min() / q[~world.valid].max() > bound)
+    wrong = float(sage(world, beta, log_q)[~world.valid].sum())
+    return condition, wrong < 1 - right_mass

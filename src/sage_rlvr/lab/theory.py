@@ -1,0 +1,185 @@
+"""The paper's statements, and ours about them, as checks that compute both sides."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sage_rlvr.anchor import BranchGuide, Guide, RandomGuide, TemperedGuide, TokenGuide, anchor_penalty
+from sage_rlvr.lab import solutions
+from sage_rlvr.lab.budget import never_sampled
+from sage_rlvr.lab.descent import Arm, descend, expected_gradient, train
+from sage_rlvr.lab.world import World, random_world, tree
+
+BETA = 0.3
+
+
+def guides() -> dict[str, Guide | None]:
+    """The guides of METHOD section 4's table: strong enough to see, deterministic but for random's one draw."""
+    return {
+        "none": None,
+        "branch": BranchGuide(ratio=0.8, threshold=1.0, source="reference"),
+        "token": TokenGuide(alpha=0.3, sigma=0.0),
+        "tempered": TemperedGuide(ratio=0.5, threshold=1.0, source="reference"),
+        "random": RandomGuide(epsilon=1.0, sigma=0.15),
+    }
+
+
+def held_log_q(world: World) -> dict[str, Tensor]:
+    return {name: world.log_q(guide, torch.Generator().manual_seed(0)) for name, guide in guides().items()}
+
+
+@dataclass(frozen=True)
+class Check:
+    statement: str
+    measured: str
+    holds: bool
+
+
+def checks(seed: int = 0) -> Iterator[Check]:
+    """Every check in turn, so that a caller can show progress."""
+    world = random_world(seed)
+    log_q = held_log_q(world)
+    yield identity_23(world, log_q)
+    yield theorem_4_3(world, log_q)
+    yield entropy_bonus(world)
+    yield forward_kl(world)
+    yield separation()
+    yield appendix_c()
+    yield random_is_noise(world)
+    yield k3_value(world, log_q)
+    yield theorem_4_2()
+
+
+def identity_23(world: World, log_q: dict[str, Tensor]) -> Check:
+    rlvr = solutions.reverse_kl(world, BETA)
+    error = max(
+        float((solutions.amplified(rlvr, q) - solutions.sage(world, BETA, q)).abs().max()) for q in log_q.values()
+    )
+    return Check("Identity 23: π_SAGE = q·π_RLVR / E[q]", f"largest difference {error:.1e}", error < 1e-12)
+
+
+def theorem_4_3(world: World, log_q: dict[str, Tensor]) -> Check:
+    """For every right answer and a range of ε: if the left side exceeds ε, it is on SAGE's support. ``gained`` are those
+    that were not on the support of reverse-KL RLVR: the theorem must not be empty."""
+    rlvr, gained, broken = solutions.reverse_kl(world, BETA), 0, 0
+    for q in log_q.values():
+        left, final = solutions.amplified(rlvr, q), solutions.sage(world, BETA, q)
+        for epsilon in torch.logspace(-4, -1, 200, dtype=torch.float64):
+            premise = world.valid & (left > epsilon * (1 + 1e-9))
+            reached = solutions.on_support(final, world, float(epsilon))
+            broken += int((premise & ~reached).sum())
+            gained += int((reached & ~solutions.on_support(rlvr, world, float(epsilon))).sum())
+    return Check(
+        "Theorem 4.3: enough q lifts a right answer over ε",
+        f"{broken} exceptions, {gained} lifted",
+        not broken and gained > 0,
+    )
+
+
+def entropy_bonus(world: World, eta: float = 0.2) -> Check:
+    """A.2 by descent on the objective itself, autodiff through the enumerated π."""
+
+    def gradient(logits: Tensor) -> Tensor:
+        logits = logits.detach().requires_grad_()
+        logp = world.logps(logits).sum(-1)
+        objective = (logp.exp() * (world.reward - BETA * (logp - world.ref.log()) - eta * logp)).sum()
+        return torch.autograd.grad(-objective, logits)[0]
+
+    reached = world.probs(descend(world, gradient))[0]
+    gap = float(solutions.total_variation(reached, solutions.entropy_bonus(world, BETA, eta)))
+    return Check(
+        "A.2: an entropy bonus is a temperature, π ∝ π_ref^{β/(β+η)}·exp(r/(β+η))", f"TV {gap:.1e}", gap < 1e-6
+    )
+
+
+def forward_kl(world: World) -> Check:
+    """A.4 by descent, with the ratio of whole completions: every completion becomes one token of a one-step world."""
+    count = len(world.ref)
+    flat = World(
+        world.ref.log()[None], world.reward, torch.arange(count)[:, None], torch.zeros(count, 1, dtype=torch.long)
+    )
+    reached = flat.probs(train(flat, [Arm("forward", flat.log_q(None))], BETA))[0]
+    gap = float(solutions.total_variation(reached, solutions.forward_kl(world, BETA)[0]))
+    return Check("A.4: forward KL with the sequence ratio reaches β·π_ref/(λ − r)", f"TV {gap:.1e}", gap < 1e-6)
+
+
+def separation(worlds: int = 100) -> Check:
+    """A.4's sufficient condition over random worlds and betas: where it holds, SAGE puts less mass on wrong answers."""
+    held = broken = 0
+    for seed in range(worlds):
+        world = random_world(seed, right=4 + seed % 40)
+        beta = (0.1, 0.3, 1.0, 3.0)[seed % 4]
+        fkl = solutions.forward_kl(world, beta)
+        for q in held_log_q(world).values():
+            condition, conclusion = solutions.separates(world, beta, q, *fkl)
+            held += condition
+            broken += condition and not conclusion
+    text = f"condition held {held} of {5 * worlds} times, {broken} exceptions"
+    return Check("A.4: the separation condition implies less wrong mass than forward KL", text, held > 0 and not broken)
+
+
+def toy_world() -> tuple[World, int, int]:
+    """Appendix C with paths that part before the fork: (world, frequent right answer, rare right answer).
+
+    The root chooses between a sure road (token 0) and a forked one (token 1); only the forked road's state is uncertain.
+    """
+    sure = torch.tensor([0.97, 0.01, 0.01, 0.01], dtype=torch.float64)
+    fork = torch.full((4,), 0.25, dtype=torch.float64)
+    rows = [torch.tensor([0.94, 0.04, 0.01, 0.01], dtype=torch.float64), sure, fork, *[sure] * 18]
+    reward = torch.zeros(64, dtype=torch.float64)
+    reward[[0, 16]] = 1.0  # (0, 0, 0) and (1, 0, 0)
+    return tree(torch.stack(rows).log(), reward, depth=3), 0, 16
+
+
+def appendix_c(epsilon: float = 0.012) -> Check:
+    world, frequent, rare = toy_world()
+    log_q = world.log_q(guides()["branch"])
+    rlvr, target = solutions.reverse_kl(world, BETA), solutions.sage(world, BETA, log_q)
+    reached = world.probs(train(world, [Arm("k1-reward", log_q)], BETA))[0]
+    only_fork = bool((log_q[rare] > 0).tolist() == [False, True, False]) and not bool(log_q[frequent].any())
+    crossed = rlvr[rare] < epsilon < target[rare] and reached[rare] > epsilon
+    text = f"rare answer {rlvr[rare]:.4f} → {reached[rare]:.4f}, ε = {epsilon}"
+    return Check("Appendix C: the branch guide lifts the rare answer over ε", text, bool(only_fork and crossed))
+
+
+def random_is_noise(world: World, draws: int = 400) -> Check:
+    """Under k3 the gradient is linear in q and E[q] = 1: over draws, the random guide's gradient is that of no guide."""
+    guide, g = RandomGuide(epsilon=1.0, sigma=0.15), torch.Generator().manual_seed(0)
+    logits = world.ref_logits + 0.5 * torch.randn(world.ref_logits.shape, generator=g, dtype=torch.float64)
+    plain = expected_gradient(world, logits[None], [Arm("k3", world.log_q(None))], BETA)[0]
+    noisy = torch.stack(
+        [expected_gradient(world, logits[None], [Arm("k3", world.log_q(guide, g))], BETA)[0] for _ in range(draws)]
+    )
+    standard_error = noisy.std(0) / draws**0.5
+    z = ((noisy.mean(0) - plain) / standard_error.clamp(min=1e-12)).abs()
+    text = f"mean of {draws} draws differs by {float(z.square().mean().sqrt()):.2f} standard errors (rms)"
+    return Check("The random guide under k3 is GRPO plus noise", text, float(z.square().mean().sqrt()) < 1.5)
+
+
+def k3_value(world: World, log_q: dict[str, Tensor]) -> Check:
+    """E[k3] = D̃ + E[Σ_t (Z_t − 1)], Z_t = Σ_v q·π_ref: with unnormalised q, k3 is a biased value of the pseudo-KL."""
+    q = log_q["branch"]
+    logits = world.ref_logits * 0.5
+    logps, pi = world.logps(logits), world.probs(logits)
+    value = float((pi * anchor_penalty(logps, world.ref_logps, q, "k3").sum(-1)).sum())
+    pseudo = float((pi * (logps - world.ref_logps - q).sum(-1)).sum())
+    excess = float((pi * (q.exp() - 1).sum(-1)).sum())  # branch: q is one number a state, so Z_t = q_t
+    gap = abs(value - pseudo - excess)
+    text = f"E[k3] {value:.4f}, D̃ {pseudo:.4f}, excess {excess:.4f}, gap {gap:.1e}"
+    return Check("k3 over-counts the pseudo-KL by E[Σ(Z − 1)]", text, gap < 1e-6 and excess > 0.01)
+
+
+def theorem_4_2() -> Check:
+    budget = never_sampled()
+    (grpo, grpo_se), (sage, sage_se) = (
+        (float(x.mean()), float(x.std()) / len(x) ** 0.5) for x in (budget.grpo, budget.sage)
+    )
+    text = f"log-odds GRPO {grpo:+.3f} ± {2 * grpo_se:.3f}, SAGE {sage:+.3f} ± {2 * sage_se:.3f}"
+    holds = budget.never_sampled and grpo + 2 * grpo_se <= 0 and sage - 2 * sage_se > 0
+    return Check(
+        "Theorem 4.2, sampled: a right answer never drawn gains no odds; behind a drawn fork, under SAGE, it does",
+        text,
+        holds,
+    )
