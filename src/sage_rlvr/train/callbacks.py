@@ -1,0 +1,161 @@
+"""Around a run: a checkpoint on SIGTERM, a progress line, held-out pass@k while training."""
+
+import signal
+import time
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+
+from sage_rlvr.metrics import pass_at_k
+
+
+class SaveOnSigterm(TrainerCallback):
+    """SIGTERM: finish the step, write a checkpoint, end. All ranks agree, whoever was told first."""
+
+    def __init__(self, accelerator: Accelerator):
+        self.accelerator, self.received = accelerator, False
+        self._before: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.received = False
+        try:
+            self._before = signal.signal(signal.SIGTERM, self._note)
+        except ValueError:  # not the main thread: the host program keeps its own handling
+            self._before = None
+
+    def _note(self, number: int, frame: Any) -> None:
+        self.received = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        if self.accelerator.num_processes > 1:
+            told = torch.tensor([int(self.received)], device=self.accelerator.device)
+            self.received = bool(self.accelerator.reduce(told, reduction="sum")[0] > 0)
+        if self.received:
+            control.should_save = control.should_training_stop = True
+        return control
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+
+
+SHOWN = {"reward": "reward", "kl": "kl", "kl_ref": "kl_ref", "entropy": "entropy", "loss": "loss"}
+
+
+class ProgressLine(TrainerCallback):
+    """A bar with reward, KL, entropy and time left; where there is no terminal, a line at each log."""
+
+    def __init__(self, console: Console | None = None):
+        self.console = console or Console()
+        self._bar: Progress | None = None
+        self._live: Live | None = None
+        self._start = (0.0, 0)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        self._start = (time.monotonic(), state.global_step)
+        if self.console.is_terminal:
+            columns = (
+                TextColumn("training"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[now]}"),
+            )
+            self._bar = Progress(*columns, console=self.console)
+            self._bar.add_task("steps", total=state.max_steps, completed=state.global_step, now="")
+            self._bar.start()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if not state.is_world_process_zero or not logs or not (set(logs) & set(SHOWN)):
+            return
+        now = "  ".join(f"{SHOWN[k]} {logs[k]:.4g}" for k in SHOWN if isinstance(logs.get(k), int | float))
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], now=now)
+        else:
+            took, done = time.monotonic() - self._start[0], state.global_step - self._start[1]
+            left = f"{took / done * (state.max_steps - state.global_step):.0f} s left" if done else ""
+            self.console.print(
+                f"step {state.global_step}/{state.max_steps}  {now}  {left}", soft_wrap=True, highlight=False
+            )
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def replace_progress(trainer: Any, line: type[ProgressLine]) -> None:
+    """transformers' own bar (or printer) makes room; with disable_tqdm there is none at all."""
+    trainer.remove_callback(ProgressCallback)
+    trainer.remove_callback(PrinterCallback)
+    if not trainer.args.disable_tqdm:
+        trainer.add_callback(line())
+
+
+class HeldOutPassAtK(TrainerCallback):
+    """pass@1 and pass@n on held-out rows every ``every`` steps, so that reward overfitting shows while it happens.
+
+    ``rows`` are dataset rows (prompt, answer, …), ``reward_func`` judges them as in training. Random states are put back
+    afterwards: the run is the same with and without it.
+    """
+
+    def __init__(
+        self, trainer: Any, rows: list[dict[str, Any]], reward_func: Any, every: int, n: int = 8, seed: int = 0
+    ):
+        self.trainer, self.rows, self.reward_func = trainer, rows, reward_func
+        self.every, self.n, self.seed = every, n, seed
+        self.history: list[dict[str, float]] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 0:
+            self._evaluate(state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step % self.every == 0:
+            self._evaluate(state.global_step)
+
+    def _evaluate(self, step: int) -> None:
+        trainer, accelerator = self.trainer, self.trainer.accelerator
+        world, rank = accelerator.num_processes, accelerator.process_index
+        padded = self.rows + self.rows[: -len(self.rows) % world]  # every rank generates the same number of rows
+        share = len(padded) // world
+        mine = [row for row in padded[rank * share : (rank + 1) * share] for _ in range(self.n)]
+        kept = trainer.num_generations_eval
+        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        seen = trainer.state.num_input_tokens_seen
+        trainer.model.eval()
+        trainer.num_generations_eval = self.n
+        try:
+            with torch.random.fork_rng(devices), torch.no_grad():
+                torch.manual_seed(self.seed * 1_000_003 + step * 131 + rank)
+                prompts = [row["prompt"] for row in mine]
+                completions = trainer._generate(prompts)[3]
+            columns = {k: [row[k] for row in mine] for k in mine[0] if k != "prompt"}
+            verdicts = self.reward_func(prompts=prompts, completions=completions, **columns)
+            trainer._metrics["eval"].clear()
+            self._log(gather_object(list(verdicts))[: len(self.rows) * self.n], step)
+        finally:
+            trainer.num_generations_eval = kept
+            trainer.state.num_input_tokens_seen = seen
+            trainer.model.train()
+
+    def _log(self, verdicts: list[float | None], step: int) -> None:
+        groups = [verdicts[i : i + self.n] for i in range(0, len(verdicts), self.n)]
+        right = [sum(v > 0 for v in g if v is not None) for g in groups if None not in g]
+        if not right:
+            return
+        out = {f"held_out/pass@{k}": float(pass_at_k(self.n, right, k).mean()) for k in sorted({1, self.n})}
+        self.history.append({"step": step, **out})
+        self.trainer.log(dict(out))

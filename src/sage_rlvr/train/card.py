@@ -1,0 +1,37 @@
+"""What a model card says of the anchor."""
+
+from sage_rlvr.anchor import Guide
+from sage_rlvr.train.config import SAGEConfig
+
+GRADIENT = {
+    "k3": "k3 in the loss, as published: a forward-KL pull toward the anchor, prefix by prefix",
+    "k2": "k2 in the loss: a reverse-KL pull, token by token",
+    "k3+": "k3+ in the loss (bias-corrected): a reverse-KL pull, token by token",
+    "forward": "forward-KL surrogate in the loss, the gradient of k3",
+    "forward-value": "autodiff of the forward-KL value in the loss: the gradient of neither KL",
+    "k1-reward": "k1 in the reward, as derived",
+}
+
+
+def describe(args: SAGEConfig, guide: Guide | None, peft: bool) -> str:
+    """A section for the card: guide, estimator, anchor."""
+    reference = (
+        "the weights before RL (adapter off, or its copy from before RL)" if peft else "a frozen copy from before RL"
+    )
+    if args.sync_ref_model:
+        reference += f", moved toward the policy every {args.ref_model_sync_steps} steps (sync_ref_model)"
+    if args.beta == 0:
+        anchor = "none (beta = 0)"
+    else:
+        shape = f"q·π_ref, q from `{guide!r}`" if guide is not None else "π_ref"
+        anchor = f"{shape}, β = {args.beta}; π_ref is {reference}"
+    lines = [
+        "\n## The anchor (sage-rlvr)\n",
+        f"- Guide: `{guide!r}`" if guide is not None else "- Guide: none",
+        f"- Anchor: {anchor}",
+        f"- Estimator: {GRADIENT[args.anchor_estimator]}",
+    ]
+    if args.anchor_estimator == "k1-reward":
+        departures = args.departures()
+        lines.append(f"- Exact gradient of the objective: {'no, ' + '; '.join(departures) if departures else 'yes'}")
+    return "\n".join(lines) + "\n"

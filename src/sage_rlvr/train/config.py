@@ -1,0 +1,211 @@
+"""SAGEConfig: TRL's GRPOConfig plus the anchor. What cannot work together is refused here, in one sentence."""
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from transformers.utils import is_torch_bf16_gpu_available
+from trl import GRPOConfig
+
+from sage_rlvr.anchor import ESTIMATORS, Guide, make_guide
+from sage_rlvr.anchor.penalty import CREDITS
+from sage_rlvr.errors import UserError
+
+PROVIDED = frozenset({"entropies", "ref_entropies"})  # optional signals a training run can compute
+BIAS_CORRECTION = {"k3": False, "k3+": True}  # TRL's use_bias_correction_kl; the other estimators bypass TRL's KL
+
+
+@dataclass
+class SAGEConfig(GRPOConfig):
+    """Configuration of :class:`SAGETrainer`. ``SAGEConfig()`` is SAGE as published: branch guide, k3, β = 0.05.
+
+    Three of TRL's defaults change (``beta`` 0.05, ``loss_type`` "grpo", ``use_bias_correction_kl`` derived from the
+    estimator); every other TRL option stays as it is.
+    """
+
+    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "guide_args"]
+
+    guide: str = field(
+        default="branch",
+        metadata={"help": "Shape of the anchor: 'branch', 'tempered', 'token', 'random', 'none', a registered name, or "
+                  "'package.module:Class'."},
+    )  # fmt: skip
+    guide_args: dict | str | None = field(
+        default=None, metadata={"help": "Arguments of the guide, as a dict (JSON on the command line)."}
+    )
+    anchor_estimator: str = field(
+        default="k3",
+        metadata={"help": "How the pull toward q·π_ref is estimated: 'k3' (as published), 'k1-reward' (as derived, exact), "
+                  "'k2', 'k3+', 'forward' or 'forward-value'. docs/estimators.md says which gradient each follows."},
+    )  # fmt: skip
+    anchor_credit: str = field(
+        default="sequence",
+        metadata={"help": "For k1-reward: 'sequence' (exact for every guide) or 'to_go' (less noise, exact for guides whose "
+                  "q_t depends on the past alone)."},
+    )  # fmt: skip
+    guide_hold: bool = field(
+        default=True,
+        metadata={"help": "Compute log q once per rollout batch, at the policy that sampled, and hold it for all its "
+                  "updates. False: anew at every update."},
+    )  # fmt: skip
+    guide_center: str = field(
+        default="none",
+        metadata={"help": "'batch' subtracts the mean of log q over counted tokens, so that the bonus does not pay for "
+                  "length; 'none' is as published."},
+    )  # fmt: skip
+    dynamic_sampling: int = field(
+        default=0,
+        metadata={
+            "help": "DAPO: how many extra rounds may draw new prompts in place of groups whose rewards are all equal."
+        },
+    )
+    advantage: str = field(
+        default="group",
+        metadata={"help": "'group': (r − mean)/std as scale_rewards says; 'beta': BNPO's Beta-normalised advantage."},
+    )
+    stop_strings: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "A completion that reaches one of these is finished, on every backend. The prompt format sets them."
+        },
+    )
+    bf16: bool | None = field(default=None, metadata={"help": "bf16 mixed precision; unset: on where the GPU has it."})
+    # TRL's defaults that change
+    beta: float = field(default=0.05, metadata={"help": "Coefficient of the pull toward the anchor q·π_ref."})
+    loss_type: str = field(
+        default="grpo",
+        metadata={"help": "TRL's loss types: grpo, bnpo, dr_grpo, dapo, cispo, sapo, luspo, vespo."},
+    )
+    use_bias_correction_kl: bool | None = field(
+        default=None, metadata={"help": "Derived from anchor_estimator: False for k3, True for k3+. Leave it unset."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.bf16 is None and not self.fp16 and not is_torch_bf16_gpu_available():
+            self.bf16 = False  # TRL would say True and then refuse to start on a machine without such a GPU
+        super().__post_init__()
+        self._check_choices()
+        self._derive_bias_correction()
+        guide = self.make_guide()
+        if guide is not None:
+            self._check_guide(guide)
+        elif self.guide_args or self.guide_center != "none":
+            unused = "guide_args" if self.guide_args else "guide_center"
+            raise UserError(f"{unused} is set but guide='none': name a guide, or leave {unused} out.")
+        self._check_credit()
+        self._check_rollouts()
+
+    def make_guide(self) -> Guide | None:
+        """A new guide as configured; None for 'none'."""
+        if self.guide == "none":
+            return None
+        args = self.guide_args if self.guide_args is not None else {}
+        if not isinstance(args, dict):
+            raise UserError(f"guide_args={self.guide_args!r} must be a dict, such as {{'ratio': 0.3}}.")
+        return make_guide(self.guide, **args)
+
+    def departures(self) -> list[str]:
+        """What keeps a k1-reward run from the exact gradient of Eq. 6; empty in the exact case."""
+        guide = self.make_guide()
+        needed: list[tuple[str, Any]] = [
+            ("scale_rewards", "none"), ("loss_type", "dr_grpo"), ("advantage", "group"), ("num_iterations", 1),
+            ("importance_sampling_level", "token"), ("top_p", 1.0), ("top_k", 0), ("repetition_penalty", 1.0),
+            ("mask_truncated_completions", False), ("top_entropy_quantile", 1.0), ("delta", None), ("dynamic_sampling", 0),
+            ("entropy_coef", 0.0), ("multi_objective_aggregation", "sum_then_normalize"), ("off_policy_mask_threshold", None),
+            ("guide_center", "none"),
+        ]  # fmt: skip
+        found = [
+            f"{name}={getattr(self, name)!r} (exact: {want!r})" for name, want in needed if getattr(self, name) != want
+        ]
+        if self.min_p:
+            found.append(f"min_p={self.min_p} (exact: 0)")
+        if self.steps_per_generation > self.gradient_accumulation_steps:
+            found.append(
+                "several optimizer steps per rollout batch (exact: steps_per_generation = gradient_accumulation_steps)"
+            )
+        if guide is not None and self.anchor_credit == "to_go" and not guide.past_only:
+            found.append(
+                f"anchor_credit='to_go' with guide {self.guide!r}, which looks at later tokens (exact: 'sequence')"
+            )
+        if guide is not None and not self.guide_hold:
+            found.append("guide_hold=False (exact: True)")
+        return found
+
+    # ---- what is refused -------------------------------------------------------------------------------------------
+
+    def _check_choices(self) -> None:
+        choices = {
+            "anchor_estimator": sorted(ESTIMATORS),
+            "anchor_credit": CREDITS,
+            "guide_center": ("none", "batch"),
+            "advantage": ("group", "beta"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise UserError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(allowed)}.")
+        if self.dynamic_sampling < 0:
+            raise UserError(f"dynamic_sampling={self.dynamic_sampling} counts extra rounds; set 0 or more.")
+
+    def _derive_bias_correction(self) -> None:
+        wanted = BIAS_CORRECTION.get(self.anchor_estimator, False)
+        if self.use_bias_correction_kl is None:
+            self.use_bias_correction_kl = wanted
+        elif bool(self.use_bias_correction_kl) != wanted:
+            other = "k3+" if self.use_bias_correction_kl else "k3"
+            raise UserError(
+                f"use_bias_correction_kl={self.use_bias_correction_kl} contradicts anchor_estimator="
+                f"{self.anchor_estimator!r}: leave it unset, or choose anchor_estimator={other!r}."
+            )
+
+    def _check_guide(self, guide: Guide) -> None:
+        if self.beta == 0:
+            raise UserError(
+                f"guide={self.guide!r} with beta=0: the guide shapes the anchor and there is none; "
+                "set guide='none', or beta above 0."
+            )
+        if not guide.token_dependent and self.anchor_estimator in ("k2", "k3+"):
+            raise UserError(
+                f"guide={self.guide!r} with anchor_estimator={self.anchor_estimator!r} does nothing: its q depends on the "
+                "state alone and that gradient vanishes in expectation; choose 'k3' (as published), 'k1-reward' (exact), or "
+                "guide='tempered'."
+            )
+        missing = sorted(set(guide.needs) - PROVIDED)
+        if missing:
+            raise UserError(
+                f"guide={self.guide!r} needs {', '.join(missing)}, which a training run does not compute; it can provide "
+                f"{', '.join(sorted(PROVIDED))} besides logps and ref_logps."
+            )
+
+    def _check_credit(self) -> None:
+        if self.anchor_credit != "sequence" and self.anchor_estimator != "k1-reward":
+            raise UserError(
+                f"anchor_credit={self.anchor_credit!r} is for anchor_estimator='k1-reward', not for "
+                f"{self.anchor_estimator!r}: leave it out."
+            )
+        if self.anchor_credit == "to_go" and self.loss_type == "vespo":
+            raise UserError("anchor_credit='to_go' gives one advantage a token and loss_type='vespo' takes one a completion: "
+                            "use anchor_credit='sequence'.")  # fmt: skip
+        if self.anchor_estimator == "k1-reward" and self.beta == 0:
+            raise UserError(
+                "anchor_estimator='k1-reward' with beta=0 adds nothing: set beta above 0, or leave it at 'k3'."
+            )
+
+    def _check_rollouts(self) -> None:
+        if self.dynamic_sampling and self.scale_rewards == "batch":
+            raise UserError("dynamic_sampling with scale_rewards='batch': groups are exchanged after scaling; use 'group' or "
+                            "'none'.")  # fmt: skip
+        if self.multi_objective_aggregation != "sum_then_normalize" and (
+            self.dynamic_sampling or self.advantage == "beta"
+        ):
+            which = "dynamic_sampling" if self.dynamic_sampling else "advantage='beta'"
+            raise UserError(f"{which} needs multi_objective_aggregation='sum_then_normalize'.")
+        if isinstance(self.stop_strings, str):
+            self.stop_strings = [self.stop_strings]
+        keys = set(self.generation_kwargs or {}) & {"stop_strings", "stop"}
+        if self.stop_strings and keys:
+            raise UserError(
+                f"stop_strings is set twice, in generation_kwargs ({', '.join(keys)}) too: keep stop_strings."
+            )
+
+
+def field_names() -> set[str]:
+    return {f.name for f in fields(SAGEConfig)}

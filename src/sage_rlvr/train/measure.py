@@ -1,0 +1,120 @@
+"""What is logged beside TRL's own: KL shaped and plain, q, entropy quantiles, distinct answers, the bonus against the reward."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+
+@torch.no_grad()
+def step(
+    logps: Tensor | None,
+    entropies: Tensor | None,
+    ref: Tensor | None,
+    log_q: Tensor | None,
+    penalty: Tensor | None,
+    mask: Tensor,
+    accelerator: Accelerator,
+) -> dict[str, float]:
+    """One micro-batch, over all ranks, with one gather. Means are over counted tokens; quantiles are averaged over ranks.
+
+    ``kl_ref`` is k3 toward the plain reference (TRL's own ``kl`` is toward the shaped one; ours where the penalty is ours);
+    ``sage/pseudo_kl`` the k1 mean of D̃(π‖q·π_ref), which with unnormalised q is not what k3 estimates.
+    """
+    assert logps is not None
+    assert entropies is not None
+    on = mask.bool()
+    columns: dict[str, Tensor] = {"count": on.sum().float()}  # sums over tokens
+    log_ratio = None
+    if ref is not None:
+        log_ratio = (ref - logps).float()
+        columns["kl_ref"] = _total(log_ratio.exp() - log_ratio - 1, on)
+        shaped = log_ratio if log_q is None else log_ratio + log_q
+        columns["sage/pseudo_kl"] = _total(-shaped, on)
+    if penalty is not None:
+        columns["kl"] = _total(penalty, on)
+    if log_q is not None:
+        columns["sage/q_mean"] = _total(log_q.exp(), on)
+        columns["sage/active"] = _total((log_q != 0).float(), on)
+    sums = len(columns)
+    counted = entropies[on].float()
+    some = counted.numel() > 0
+    levels = torch.tensor([0.8, 0.95], device=mask.device)
+    columns["entropy_q80"], columns["entropy_q95"] = torch.quantile(counted, levels) if some else levels * torch.nan
+    if log_q is not None:
+        q = log_q[on].exp()
+        columns["sage/q_min"], columns["sage/q_max"] = (q.min(), q.max()) if some else (levels[0] * torch.nan,) * 2
+    everyone = accelerator.gather(torch.stack(list(columns.values()))[None])  # (W, columns)
+    total = everyone.double().sum(0)
+    names = list(columns)
+    out = {name: (total[i] / total[0].clamp(min=1)).item() for i, name in enumerate(names[:sums]) if i}
+    for i, name in enumerate(names[sums:], start=sums):
+        column = everyone[:, i]
+        column = column[~column.isnan()]
+        reduce = torch.amin if name == "sage/q_min" else torch.amax if name == "sage/q_max" else torch.mean
+        out[name] = reduce(column, dim=0).item() if len(column) else float("nan")
+    return out
+
+
+def _total(x: Tensor, on: Tensor) -> Tensor:
+    return torch.where(on, x.float(), 0.0).sum()
+
+
+@torch.no_grad()
+def bonus(task: Tensor, scaled: Tensor, mask: Tensor, accelerator: Accelerator) -> dict[str, float]:
+    """k1-reward: how large the bonus is against the task's advantage, and whether it pays for length (correlation over rows)."""
+    size = scaled if scaled.dim() == 1 else scaled[:, 0]  # reward-to-go of the first token is the whole sequence's
+    rows = torch.stack([task.abs(), size.abs(), size, mask.sum(1).to(size.dtype)], dim=1)
+    task_abs, bonus_abs, signed, length = accelerator.gather(rows).double().unbind(1)
+    spread = signed.std() * length.std() if len(length) > 1 else torch.tensor(0.0)
+    covariance = ((signed - signed.mean()) * (length - length.mean())).sum() / max(len(length) - 1, 1)
+    return {
+        "sage/bonus_abs": bonus_abs.mean().item(),
+        "sage/bonus_to_reward": (bonus_abs.mean() / task_abs.mean().clamp(min=1e-12)).item()
+        if task_abs.any()
+        else float("nan"),
+        "sage/bonus_length_correlation": (covariance / spread).item() if spread > 0 else float("nan"),
+    }
+
+
+def distinct_per_group(answers: Sequence[str | None], group: int) -> float:
+    """Mean number of different answers a group gives; a completion with none does not count."""
+    sizes = [len({a for a in answers[i : i + group] if a is not None}) for i in range(0, len(answers), group)]
+    return sum(sizes) / max(len(sizes), 1)
+
+
+def correct_lengths(
+    metrics: dict[str, list[float]],
+    ids: list[list[int]],
+    tool_mask: Any,
+    finished: list[bool],
+    accelerator: Accelerator,
+) -> None:
+    """TRL calls whatever does not end in EOS truncated; with stop strings its latest length metrics are put right."""
+    lengths = [sum(m) for m in tool_mask] if tool_mask is not None else [len(i) for i in ids]
+    device = accelerator.device
+    length = accelerator.gather(torch.tensor(lengths, device=device, dtype=torch.float32))
+    done = accelerator.gather(torch.tensor(finished, device=device))
+    ended = length[done] if bool(done.any()) else torch.zeros(1, device=device)
+    right = {"clipped_ratio": (~done).float().mean(), "mean_terminated_length": ended.mean()}
+    right |= {"min_terminated_length": ended.min(), "max_terminated_length": ended.max()}
+    for name, value in right.items():
+        metrics[f"completions/{name}"][-1] = value.item()
+
+
+@contextmanager
+def unrecorded(metrics: dict[str, list[float]]) -> Iterator[None]:
+    """Whatever is appended inside is dropped: an extra round of sampling is not a step of its own."""
+    before = {name: len(values) for name, values in metrics.items()}
+    try:
+        yield
+    finally:
+        for name in list(metrics):
+            if name == "num_tokens":
+                continue  # a running total, not an average
+            del metrics[name][before.get(name, 0) :]
+            if not metrics[name]:
+                del metrics[name]

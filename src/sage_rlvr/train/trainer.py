@@ -1,0 +1,502 @@
+"""SAGETrainer: TRL's GRPOTrainer with a shaped anchor. No line of TRL's loss is copied.
+
+The seam. TRL's ``_compute_loss`` asks ``_get_per_token_logps_and_entropies`` for the policy's log-probs and entropies, then
+reads ``inputs["ref_per_token_logps"]``. We hand it a shallow copy of ``inputs`` and, between the two, put ref + log q into
+that copy: no extra forward pass, every loss type keeps working. ``self._lens`` says what a forward pass is for.
+Tests pin this to the installed TRL (tests/train/test_contract.py).
+"""
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object, is_peft_model
+from torch import Tensor
+from trl import GRPOTrainer
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import add_fused_lm_head
+
+from sage_rlvr.anchor import Signals, anchor_penalty, anchor_reward
+from sage_rlvr.errors import UserError
+from sage_rlvr.train import measure, rollouts
+from sage_rlvr.train.callbacks import ProgressLine, SaveOnSigterm, replace_progress
+from sage_rlvr.train.card import describe
+from sage_rlvr.train.checkpoint import ResumableSampler, last_complete, load_state, save_state
+from sage_rlvr.train.config import SAGEConfig
+from sage_rlvr.verify import extract_answer
+
+IN_TRL = ("k3", "k3+")  # estimators TRL computes itself, from the shaped reference
+FORWARD_KWARGS = (  # what TRL's helper takes beside ids and mask, where a batch holds it
+    "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles", "image_sizes",
+    "token_type_ids", "mm_token_type_ids", "image_position_ids",
+)  # fmt: skip
+
+
+class _RolloutLens:
+    """Keeps the log-probs and entropies of the passes over a fresh rollout batch: the sampling policy's and the reference's."""
+
+    def __init__(self, trainer: "SAGETrainer"):
+        self.trainer, self.seen = trainer, []  # type: ignore[var-annotated]
+
+    def wants_entropy(self, model: Any) -> bool:
+        needs = self.trainer.guide_needs
+        return "ref_entropies" in needs if model is self.trainer.ref_model else bool(needs)
+
+    def see(self, logps: Tensor, entropies: Tensor | None) -> None:
+        self.seen.append((logps, entropies))
+
+    def entropies_of(self, logps: Tensor | None) -> Tensor | None:
+        return next((h for seen, h in self.seen if seen is logps), None)
+
+
+class _LossLens:
+    """Sees the policy inside ``_compute_loss`` and puts the shaped reference into the copied inputs."""
+
+    def __init__(self, trainer: "SAGETrainer", inputs: dict[str, Any], shaped: dict[str, Any]):
+        self.trainer, self.inputs, self.shaped = trainer, inputs, shaped
+        mask = inputs["completion_mask"]
+        self.mask = mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
+        self.ref: Any = inputs.get("ref_per_token_logps")
+        self.logps: Tensor | None = None
+        self.entropies: Tensor | None = None
+        self.log_q: Tensor | None = None
+
+    def wants_entropy(self, model: Any) -> bool:
+        return True
+
+    def see(self, logps: Tensor, entropies: Tensor | None) -> None:
+        self.logps, self.entropies = logps, entropies
+        tensors = {"log-probs": logps, "entropies": entropies, "reference log-probs": self.ref}
+        self.trainer.check_finite(tensors | {"advantages": self.inputs["advantages"]}, self.mask)
+        if self.trainer.guide is None:
+            return
+        self.log_q = self.trainer.held_log_q(self.inputs, logps, entropies, self.mask)
+        if self.trainer.estimator in IN_TRL:
+            self.shaped["ref_per_token_logps"] = self.ref + self.log_q
+
+
+class SAGETrainer(GRPOTrainer):
+    """GRPOTrainer whose KL anchor is q·π_ref. Takes what GRPOTrainer takes, with a :class:`SAGEConfig`.
+
+    >>> trainer = SAGETrainer("Qwen/Qwen2.5-0.5B-Instruct", accuracy_reward, SAGEConfig(guide="branch"), dataset)
+    """
+
+    _tag_names = ["trl", "grpo", "sage"]
+    _name = "SAGE"
+    _paper = {
+        "title": "SAGE: Shaping Anchors for Guided Exploration in RLVR of LLMs",
+        "id": "2605.18864",
+        "citation": "@misc{sage2026,\n  title = {{SAGE: Shaping Anchors for Guided Exploration in RLVR of LLMs}},\n"
+        "  year = 2026,\n  eprint = {arXiv:2605.18864}\n}",
+    }
+
+    beta: float
+    mask_truncated_completions: bool
+
+    def __init__(self, model: Any, reward_funcs: Any = None, args: SAGEConfig | None = None, *rest: Any, **more: Any):
+        if args is None:
+            name = model if isinstance(model, str) else model.config._name_or_path
+            args = SAGEConfig(f"{name.split('/')[-1] or 'model'}-SAGE")
+        if not isinstance(args, SAGEConfig):
+            raise UserError(
+                f"SAGETrainer takes a SAGEConfig, not {type(args).__name__}: build the config with SAGEConfig(...)."
+            )
+        self.guide = args.make_guide()
+        self.guide_needs = frozenset(self.guide.needs) if self.guide is not None else frozenset()
+        self.estimator = args.anchor_estimator
+        self._lens: _RolloutLens | _LossLens | None = None
+        self._held: dict[int, Tensor] = {}  # slice of the rollout buffer → log q, where no sampling pass gave it
+        self._stream: rollouts.PromptStream | None = None
+        self._rewards: Tensor | None = None  # (W·B,) of the latest rollout batch
+        self._finished: Tensor | None = None  # (B,)
+        super().__init__(model, reward_funcs, args, *rest, **more)
+        if self.ref_model is not None and "ref_entropies" in self.guide_needs:
+            inner = self.accelerator.unwrap_model(self.ref_model)
+            head = {"temperature": self.temperature, "cast_lm_head_to_fp32": args.cast_lm_head_to_fp32}
+            add_fused_lm_head(inner, outputs=("log_probs", "entropy"), **head)
+        self._set_stop_strings(args.stop_strings or [])
+        self._sigterm = SaveOnSigterm(self.accelerator)
+        self.add_callback(self._sigterm)
+        replace_progress(self, ProgressLine)
+        self._say_which_gradient()
+
+    # ---- generation: where a completion ends -----------------------------------------------------------------------
+
+    def _set_stop_strings(self, stops: list[str]) -> None:
+        self.stop_strings = stops
+        if not stops:
+            return
+        if self.use_vllm:
+            more = {"stop": stops, "include_stop_str_in_output": True}
+            self.vllm_generation.generation_kwargs = {**self.vllm_generation.generation_kwargs, **more}
+        elif self.use_transformers_continuous_batching:
+            raise UserError(
+                "stop_strings does not work with use_transformers_continuous_batching: turn one of them off."
+            )
+        else:
+            self.generation_config.stop_strings = stops
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> tuple[list[list[int]], Any]:
+        if not self.stop_strings:
+            return super()._generate_single_turn(*args, **kwargs)
+        if self.use_vllm:
+            ids, logprobs = super()._generate_single_turn(*args, **kwargs)
+        else:
+            with rollouts.tokenizer_in_generate(self.accelerator.unwrap_model(self.model), self._tokenizer):
+                ids, logprobs = super()._generate_single_turn(*args, **kwargs)
+        cuts = [rollouts.stop_cut(row, self.stop_strings, self._tokenizer.decode) for row in ids]  # None keeps the row
+        ids = [row[:cut] for row, cut in zip(ids, cuts)]
+        return ids, logprobs and [row[:cut] for row, cut in zip(logprobs, cuts)]
+
+    def _generate(self, prompts: list) -> tuple:
+        out = super()._generate(prompts)
+        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        finished = [bool(ids) and ids[-1] in ends for ids in out[1]]
+        if self.stop_strings:
+            tails = [self._tokenizer.decode(ids[-4 * max(map(len, self.stop_strings)) :]) for ids in out[1]]
+            finished = [f or any(s in tail for s in self.stop_strings) for f, tail in zip(finished, tails)]
+            mode = "train" if self.model.training else "eval"
+            measure.correct_lengths(self._metrics[mode], out[1], out[2], finished, self.accelerator)
+        self._finished = torch.tensor(finished, device=self.accelerator.device)
+        return out
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        rewards = (per_func * self.reward_weights.to(per_func.device)).nansum(1)
+        rewards[per_func.isnan().all(1)] = torch.nan
+        self._rewards = rewards
+        mode = "train" if self.model.training else "eval"
+        group = self.num_generations if mode == "train" else self.num_generations_eval
+        texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+        extract = getattr(self.reward_funcs[0], "extract", extract_answer) if self.reward_funcs else extract_answer
+        answers = gather_object([extract(text or "") for text in texts])
+        metrics = self._metrics[mode]
+        metrics["sage/zero_variance_groups"].append(rollouts.flat_groups(rewards, group).float().mean().item())
+        metrics["sage/distinct_answers"].append(measure.distinct_per_group(answers, group))
+        return per_func
+
+    # ---- rollouts --------------------------------------------------------------------------------------------------
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        training = self.model.training
+        output = self._roll_out(inputs)
+        if training and self.args.dynamic_sampling:
+            output = self._resample_flat_groups(output)
+        if self.args.advantage == "beta":
+            group = self.num_generations if training else self.num_generations_eval
+            everyone = rollouts.beta_advantage(self.accelerator.gather(output["sage_rewards"]), group)
+            output["advantages"] = everyone[output["sage_rows"]]
+        if training:
+            self._held.clear()
+        self._shape_rollouts(output)
+        for key in ("sage_rewards", "sage_entropies"):
+            output.pop(key, None)
+        return output
+
+    def _roll_out(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """One of TRL's rollout batches, with what shaping needs beside it under ``sage_`` keys, all (B, …)."""
+        self._lens = lens = _RolloutLens(self)
+        masked, self.mask_truncated_completions = self.mask_truncated_completions, False
+        if not self.stop_strings:
+            self.mask_truncated_completions = masked  # TRL's own rule is right
+        try:
+            output = super()._generate_and_score_completions(inputs)
+        finally:
+            self._lens, self.mask_truncated_completions = None, masked
+        if masked and self.stop_strings:
+            self._mask_truncated(output)
+        first = self.accelerator.process_index * len(inputs)
+        output["sage_rows"] = torch.arange(first, first + len(inputs), device=self.accelerator.device)
+        output["sage_rewards"] = self._rewards[output["sage_rows"]]  # type: ignore[index]
+        entropies = lens.entropies_of(output.get("old_per_token_logps"))
+        ref_entropies = lens.entropies_of(output.get("ref_per_token_logps"))
+        if entropies is not None:
+            output["sage_entropies"] = entropies
+        if ref_entropies is not None and "ref_entropies" in self.guide_needs:
+            output["sage_ref_entropies"] = ref_entropies
+        return output
+
+    def _mask_truncated(self, output: dict[str, Any]) -> None:
+        """Overlong filtering: rows that hit the length limit count for nothing; one that reached a stop string is finished."""
+        keep = self._finished.unsqueeze(1).to(output["completion_mask"].dtype)  # type: ignore[union-attr]
+        for key in ("completion_mask", "tool_mask"):
+            if key in output:
+                output[key] = output[key] * keep
+        self._count_items(output)
+
+    def _count_items(self, output: dict[str, Any]) -> None:
+        mask = output["completion_mask"] * output.get("tool_mask", 1)
+        output["num_items_in_batch"] = self.accelerator.gather(mask.sum()).sum()
+
+    def _resample_flat_groups(self, output: dict[str, Any]) -> dict[str, Any]:
+        """DAPO: groups whose rewards are all equal make room for new prompts, in at most ``dynamic_sampling`` rounds. Every
+        rank sees all rewards, so all take the same number of rounds."""
+        group, world = self.num_generations, self.accelerator.num_processes
+        pad_id = self._tokenizer.pad_token_id
+        if self._stream is None:
+            self._stream = rollouts.PromptStream(self.train_dataset, self.args.seed)
+        batch = rollouts.gather_rows(output, self.accelerator, pad_id)
+        replaced = rounds = 0
+        for _ in range(self.args.dynamic_sampling):
+            holes = rollouts.flat_groups(batch["sage_rewards"], group).nonzero().flatten()
+            if not len(holes):
+                break
+            rounds += 1
+            wanted = len(holes)
+            while wanted * group % world:  # every rank generates the same number of rows
+                wanted += 1
+            rows = [dict(row) for row in self._stream.take(wanted) for _ in range(group)]
+            share = len(rows) // world
+            with measure.unrecorded(self._metrics["train"]):
+                fresh = self._roll_out(rows[self.accelerator.process_index * share :][:share])
+            fresh = rollouts.gather_rows(fresh, self.accelerator, pad_id)
+            fills = (~rollouts.flat_groups(fresh["sage_rewards"], group)).nonzero().flatten()[: len(holes)]
+            batch = rollouts.replace_groups(batch, fresh, holes[: len(fills)], fills, group, pad_id)
+            replaced += len(fills)
+        left = int(rollouts.flat_groups(batch["sage_rewards"], group).sum())
+        for name, value in (("resampled_groups", replaced), ("resample_rounds", rounds), ("flat_groups_left", left)):
+            self._metrics["train"][f"sage/{name}"].append(float(value))
+        mine = output["sage_rows"]
+        local = {k: v[mine] if v.ndim else v for k, v in batch.items()} | {"sage_rows": mine}
+        self._count_items(local)
+        return local
+
+    # ---- the guide -------------------------------------------------------------------------------------------------
+
+    def _signals(self, inputs: dict[str, Any], logps: Tensor, entropies: Tensor | None, mask: Tensor) -> Signals:
+        seed = self.args.seed * 1_000_003 + self._step // (self.args.steps_per_generation * self.num_iterations)
+        return Signals(
+            logps=logps.detach(),
+            ref_logps=inputs["ref_per_token_logps"],
+            mask=mask,
+            entropies=entropies.detach() if entropies is not None else None,
+            ref_entropies=inputs.get("sage_ref_entropies"),
+            step=self.state.global_step,
+            max_steps=max(self.state.max_steps, 1),
+            generator=torch.Generator().manual_seed(seed % 2**63),  # one key a rollout batch; rows address within it
+            rows=inputs["sage_rows"],
+        )
+
+    def _log_q(self, inputs: dict[str, Any], logps: Tensor, entropies: Tensor | None, mask: Tensor) -> Tensor:
+        log_q = self.guide(self._signals(inputs, logps, entropies, mask))  # type: ignore[misc]
+        if self.args.guide_center == "batch":
+            total = self.accelerator.reduce(torch.stack([log_q.sum(), mask.sum().to(log_q.dtype)]), reduction="sum")
+            log_q = (log_q - total[0] / total[1].clamp(min=1)) * mask
+        return log_q
+
+    def held_log_q(self, inputs: dict[str, Any], logps: Tensor, entropies: Tensor | None, mask: Tensor) -> Tensor:
+        """log q of this slice of the rollout batch: from the sampling pass, or from its first use; anew if not held."""
+        if "sage_log_q" in inputs:
+            return inputs["sage_log_q"]
+        if not (self.args.guide_hold and self.model.training):
+            return self._log_q(inputs, logps, entropies, mask)
+        part = self._step % self.args.steps_per_generation
+        if part not in self._held:
+            self._held[part] = self._log_q(inputs, logps, entropies, mask)
+        return self._held[part]
+
+    def _shape_rollouts(self, output: dict[str, Any]) -> None:
+        """log q at the sampling policy where a pass over it was made, and the k1 reward on top of the advantages."""
+        logps, entropies = output.get("old_per_token_logps"), output.get("sage_entropies")
+        credit = self.estimator == "k1-reward"
+        if credit and logps is None:
+            logps, entropies = self._sampling_pass(output)
+        if logps is None or not (credit or (self.guide is not None and self.args.guide_hold)):
+            return
+        mask = output["completion_mask"] * output.get("tool_mask", 1)
+        log_q = torch.zeros_like(logps)
+        if self.guide is not None:
+            log_q = self._log_q(output, logps, entropies, mask)
+            if self.args.guide_hold:
+                output["sage_log_q"] = log_q
+        if credit:
+            self._add_bonus(output, logps, log_q, mask)
+
+    def _sampling_pass(self, output: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+        """The one extra pass of k1-reward where TRL made none: log-probs and entropies of the policy that sampled."""
+        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+        attention = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+        size = self.args.per_device_train_batch_size if self.model.training else self.args.per_device_eval_batch_size
+        extra = {k: output[k] for k in FORWARD_KWARGS if k in output}
+        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            logps, entropies, _ = self._get_per_token_logps_and_entropies(
+                self.model,
+                ids,
+                attention,
+                output["completion_ids"].size(1),
+                batch_size=size,
+                compute_entropy=True,
+                **extra,
+            )
+        return logps, entropies
+
+    def _add_bonus(self, output: dict[str, Any], logps: Tensor, log_q: Tensor, mask: Tensor) -> None:
+        """A += β·(bonus − its group's mean, across ranks), for rows that can be scored and count."""
+        mode = "train" if self.model.training else "eval"
+        group = self.num_generations if mode == "train" else self.num_generations_eval
+        bonus = anchor_reward(logps, output["ref_per_token_logps"], log_q, mask, self.args.anchor_credit)
+        counts = ~output["sage_rewards"].isnan() & (mask.sum(1) > 0)  # (B,)
+        wide = self.accelerator.pad_across_processes(bonus, dim=1) if bonus.dim() == 2 else bonus
+        all_bonus, all_counts = self.accelerator.gather(wide), self.accelerator.gather(counts)
+        weight = all_counts.view(-1, group, *[1] * (all_bonus.dim() - 1)).to(bonus.dtype)
+        mean = (all_bonus.view(-1, group, *all_bonus.shape[1:]) * weight).sum(1) / weight.sum(1).clamp(min=1)
+        mean = mean.repeat_interleave(group, 0)[output["sage_rows"]]  # (B,) or (B, T)
+        if bonus.dim() == 2:
+            mean = mean[:, : bonus.shape[1]] * mask
+        scaled = self.beta * (bonus - mean) * (counts if bonus.dim() == 1 else counts[:, None])
+        task = output["advantages"]
+        output["advantages"] = (task if bonus.dim() == 1 else task[:, None]) + scaled
+        for name, value in measure.bonus(task, scaled, mask, self.accelerator).items():
+            self._metrics[mode][name].append(value)
+
+    # ---- the seam --------------------------------------------------------------------------------------------------
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, *args: Any, compute_entropy: bool = False, **kwargs: Any
+    ) -> Any:
+        lens = self._lens
+        wanted = compute_entropy or (lens is not None and lens.wants_entropy(model))
+        out = super()._get_per_token_logps_and_entropies(model, *args, compute_entropy=wanted, **kwargs)
+        if lens is not None:
+            lens.see(out[0], out[1])
+        return out
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        shaped = dict(inputs)  # buffered inputs are never changed
+        self._lens = lens = _LossLens(self, inputs, shaped)
+        try:
+            with self._trl_beta(self.beta if self.estimator in IN_TRL else 0.0):
+                loss = super()._compute_loss(model, shaped)
+        finally:
+            self._lens = None
+        penalty = None
+        if self.estimator not in IN_TRL and self.beta != 0:
+            log_q = lens.log_q if lens.log_q is not None else torch.zeros_like(lens.ref)
+            in_reward = self.estimator == "k1-reward"  # then k3 toward the anchor is shown, not trained on
+            penalty = anchor_penalty(lens.logps, lens.ref, log_q, "k3" if in_reward else self.estimator)  # type: ignore[arg-type]
+            if not in_reward:
+                loss = loss + self.beta * self._aggregate(penalty, lens.mask, inputs)
+        self.check_finite({"loss": loss.detach()[None, None]}, torch.ones(1, 1, device=loss.device))
+        mode = "train" if self.model.training else "eval"
+        shown = measure.step(lens.logps, lens.entropies, lens.ref, lens.log_q, penalty, lens.mask, self.accelerator)
+        for name, value in shown.items():
+            self._metrics[mode][name].append(value)
+        return loss
+
+    @contextmanager
+    def _trl_beta(self, beta: float) -> Any:
+        """β as TRL's loss sees it: 0 where the penalty is ours or in the reward. args.beta decides about the reference."""
+        mine, self.beta = self.beta, beta
+        try:
+            yield
+        finally:
+            self.beta = mine
+
+    def _aggregate(self, per_token: Tensor, mask: Tensor, inputs: dict[str, Any]) -> Tensor:
+        """A per-token term under the loss type's own normaliser, so that β means the same in and outside TRL's loss."""
+        training = self.model.training
+        accumulation = self.current_gradient_accumulation_steps if training else 1
+        total = (per_token * mask).sum(-1)  # (B,)
+        if self.loss_type in ("grpo", "sapo"):
+            return (total / mask.sum(-1).clamp(min=1)).mean() / accumulation
+        if self.loss_type == "bnpo":
+            return total.sum() / mask.sum().clamp(min=1) / accumulation
+        if self.loss_type == "dr_grpo":
+            return total.sum() / (len(total) * self.max_completion_length) / accumulation
+        if self.loss_type == "luspo":
+            return total.mean() / accumulation
+        items = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes  # dapo, cispo, vespo
+        return total.sum() / (items * accumulation / self.args.steps_per_generation if training else items)
+
+    # ---- guards ----------------------------------------------------------------------------------------------------
+
+    def check_finite(self, tensors: dict[str, Tensor | None], mask: Tensor) -> None:
+        """Stops the run at the first NaN or inf on a counted token, naming step, tensor and the checkpoint to resume from."""
+        counted = mask.bool()
+        for name, tensor in tensors.items():
+            if tensor is None:
+                continue
+            bad = ~torch.isfinite(tensor.detach())
+            bad = bad & (counted if bad.dim() == 2 else counted.any(1))
+            if bool(bad.any()):
+                place = bad.nonzero()[0].tolist()
+                saved = last_complete(self.args.output_dir)
+                way = (
+                    f"resume from {saved} with a lower learning_rate or max_grad_norm"
+                    if saved
+                    else "no checkpoint was saved yet"
+                )
+                value = tensor[tuple(place)].item()
+                where = (
+                    f" (row {place[0]}" + (f", token {place[1]})" if len(place) > 1 else ")") if name != "loss" else ""
+                )
+                raise FloatingPointError(f"{name} became {value} at step {self.state.global_step}{where}: {way}.")
+
+    def _say_which_gradient(self) -> None:
+        if self.estimator != "k1-reward" or not self.accelerator.is_main_process:
+            return
+        departures = self.args.departures()
+        if departures:
+            print("sage: k1-reward, not the exact case: " + "; ".join(departures))
+        else:
+            print("sage: k1-reward, the exact case: the gradient is that of Eq. 6.")
+
+    # ---- checkpoints -----------------------------------------------------------------------------------------------
+
+    def _get_train_sampler(self, dataset: Any = None) -> ResumableSampler:
+        theirs = super()._get_train_sampler(dataset)
+        names = ("data_source", "mini_repeat_count", "batch_size", "repeat_count", "shuffle", "seed")
+        return ResumableSampler(**{name: getattr(theirs, name) for name in names})
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+        inside = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
+        state = {
+            "step": self._step,
+            "buffer": self._buffered_inputs if inside else None,
+            "held": dict(self._held) if inside else {},
+            "metrics": {k: list(v) for k, v in self._metrics["train"].items()},
+            "stream": self._stream.position if self._stream is not None else None,
+            "guide": self.guide.state_dict() if self.guide is not None else None,
+        }
+        save_state(folder, self.accelerator.process_index, state)
+        self.accelerator.wait_for_everyone()  # trainer_state.json, written next, says that all ranks have saved
+        super()._save_checkpoint(model, trial)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        state = load_state(checkpoint, self.accelerator.process_index)
+        if self.guide is not None and state["guide"] is not None:
+            self.guide.load_state_dict(state["guide"])
+        device = self.accelerator.device
+        on_device = lambda x: x.to(device) if isinstance(x, Tensor) else x  # noqa: E731
+        self._step = state["step"]
+        if state["buffer"] is not None:
+            self._buffered_inputs = [{k: on_device(v) for k, v in part.items()} for part in state["buffer"]]
+        self._held = {k: on_device(v) for k, v in state["held"].items()}
+        for name, values in state["metrics"].items():
+            self._metrics["train"][name].extend(values)
+        if state["stream"] is not None:
+            self._stream = rollouts.PromptStream(self.train_dataset, self.args.seed)
+            self._stream.position = state["stream"]
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """TRL's train. ``resume_from_checkpoint=True`` takes the newest checkpoint that is whole, or starts if there is none."""
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = last_complete(self.args.output_dir)
+        out = super().train(resume_from_checkpoint, *args, **kwargs)
+        if self._sigterm.received:
+            sys.exit(143)  # what SIGTERM would have done, now that the checkpoint is on disk
+        return out
+
+    # ---- the card --------------------------------------------------------------------------------------------------
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        super().create_model_card(*args, **kwargs)
+        card = Path(self.args.output_dir) / "README.md"
+        if self.is_world_process_zero() and card.is_file():
+            card.write_text(card.read_text() + describe(self.args, self.guide, is_peft_model(self.model)))

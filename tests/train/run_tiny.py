@@ -1,0 +1,49 @@
+"""A small real run in a process of its own, to be killed: python -m tests.train.run_tiny OPTIONS_JSON."""
+
+import json
+import os
+import signal
+import sys
+
+import torch
+
+from sage_rlvr.train import SAGEConfig, SAGETrainer
+
+from . import tiny
+
+
+class Killed(SAGETrainer):
+    """Kills its own process with SIGKILL at a chosen place."""
+
+    die_at: tuple | None = None
+
+    def training_step(self, *args):
+        if self.die_at == ("step", self.state.global_step):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.die_at == ("term", self.state.global_step):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().training_step(*args)
+
+    def _save_rng_state(self, output_dir):
+        if self.die_at == ("save", self.state.global_step):  # weights and optimizer are written, the rest is not
+            os.kill(os.getpid(), signal.SIGKILL)
+        super()._save_rng_state(output_dir)
+
+
+def main(options):
+    torch.manual_seed(0)
+    die_at = options.pop("die_at", None)
+    resume = options.pop("resume", False)
+    history = options.pop("history")
+    model = options.pop("model")
+    args = tiny.config(SAGEConfig, **options)
+    trainer = Killed(model, tiny.hash_reward, args, tiny.dataset(12))
+    trainer.die_at = tuple(die_at) if die_at else None
+    trainer.train(resume_from_checkpoint=resume)
+    if trainer.accelerator.is_main_process:
+        with open(history, "w") as f:
+            json.dump(trainer.state.log_history, f)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,112 @@
+"""Real processes, really killed: what follows a resume is what would have followed without the kill."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sage_rlvr import UserError
+from sage_rlvr.train.checkpoint import last_complete, load_state
+
+from . import tiny
+
+ROOT = Path(__file__).parents[2]
+TIMES = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny.folder(tmp_path_factory.mktemp("model"))
+
+
+def run(model, out, history, **options):
+    options = {
+        "model": model,
+        "out": str(out),
+        "history": str(history),
+        "save_strategy": "steps",
+        "save_steps": 1,
+    } | options
+    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.train.run_tiny", json.dumps(options)]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
+
+
+def metrics(path):
+    """What was logged at each step, without the clock."""
+    entries = [e for e in json.loads(Path(path).read_text()) if "loss" in e]
+    return {e["step"]: {k: v for k, v in e.items() if k not in TIMES} for e in entries}
+
+
+# 12 prompts, 1 a step: 7 steps of (2, 4, 2) pass through 1.75 rollout batches; 26 of (1, 1, 1) through two epochs
+CASES = {
+    "aligned": {"max_steps": 6, "guide": "token"},
+    "inside the rollout buffer": {
+        "max_steps": 7, "guide": "token", "gradient_accumulation_steps": 2, "steps_per_generation": 4, "num_iterations": 2,
+    },
+    "held at first use": {"max_steps": 5, "guide": "random", "guide_args": {"epsilon": 1.0}, "gradient_accumulation_steps": 2,
+                          "steps_per_generation": 2},
+    "second epoch": {"max_steps": 16, "guide": "branch"},
+    "dynamic sampling": {"max_steps": 6, "guide": "branch", "dynamic_sampling": 2},
+    "exact credit": {"max_steps": 5, "guide": "branch", "anchor_estimator": "k1-reward"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kill_and_resume_changes_nothing(model, tmp_path, case):
+    options = CASES[case]
+    die_at = options["max_steps"] - 2
+    whole = run(model, tmp_path / "whole", tmp_path / "whole.json", **options)
+    assert whole.returncode == 0, whole.stderr
+    killed = run(model, tmp_path / "cut", tmp_path / "cut.json", die_at=["step", die_at], **options)
+    assert killed.returncode == -signal.SIGKILL
+    assert last_complete(tmp_path / "cut").endswith(f"checkpoint-{die_at}")
+    if case == "inside the rollout buffer":
+        state = load_state(tmp_path / "cut" / f"checkpoint-{die_at}", 0)
+        assert state["buffer"] is not None, "the kill fell inside a buffer"
+    resumed = run(model, tmp_path / "cut", tmp_path / "cut.json", resume=True, **options)
+    assert resumed.returncode == 0, resumed.stderr
+    expected, got = metrics(tmp_path / "whole.json"), metrics(tmp_path / "cut.json")
+    assert sorted(got) == sorted(expected) == list(range(1, options["max_steps"] + 1))
+    assert got == expected
+    assert len({json.dumps(e["reward"]) + json.dumps(e["loss"]) for e in expected.values()}) > 2, "the run does move"
+
+
+def test_a_checkpoint_cut_short_is_passed_over(model, tmp_path):
+    options = CASES["aligned"]
+    killed = run(model, tmp_path / "cut", tmp_path / "cut.json", die_at=["save", 4], **options)
+    assert killed.returncode == -signal.SIGKILL
+    assert (tmp_path / "cut" / "checkpoint-4").is_dir()
+    assert last_complete(tmp_path / "cut").endswith("checkpoint-3")
+    assert run(model, tmp_path / "cut", tmp_path / "cut.json", resume=True, **options).returncode == 0
+    assert run(model, tmp_path / "whole", tmp_path / "whole.json", **options).returncode == 0
+    assert metrics(tmp_path / "cut.json") == metrics(tmp_path / "whole.json")
+
+
+def test_sigterm_writes_a_checkpoint_first(model, tmp_path):
+    options = CASES["aligned"] | {"save_steps": 1000}
+    told = run(model, tmp_path / "run", tmp_path / "run.json", die_at=["term", 2], **options)
+    assert told.returncode == 143, told.stderr
+    assert last_complete(tmp_path / "run").endswith("checkpoint-3")
+    assert not (tmp_path / "run.json").exists()
+    assert run(model, tmp_path / "run", tmp_path / "run.json", resume=True, **options).returncode == 0
+    assert run(model, tmp_path / "whole", tmp_path / "whole.json", **options).returncode == 0
+    assert metrics(tmp_path / "run.json") == metrics(tmp_path / "whole.json")
+
+
+def test_another_guide_and_a_foreign_checkpoint_are_refused(model, tmp_path):
+    options = CASES["aligned"] | {"max_steps": 2}
+    assert run(model, tmp_path / "run", tmp_path / "run.json", **options).returncode == 0
+    other = run(
+        model, tmp_path / "run", tmp_path / "x.json", resume=True, **(options | {"max_steps": 4, "guide": "branch"})
+    )
+    assert "the checkpoint's guide is 'token', this run's is 'branch'" in other.stderr
+    (tmp_path / "run" / "checkpoint-2" / "sage_state_0.pt").unlink()
+    with pytest.raises(UserError, match="was not written by SAGETrainer on this many processes"):
+        load_state(tmp_path / "run" / "checkpoint-2", 0)
+    assert last_complete(tmp_path / "run").endswith("checkpoint-1")
+    assert last_complete(tmp_path / "nothing") is None
