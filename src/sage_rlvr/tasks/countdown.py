@@ -1,0 +1,185 @@
+"""Countdown, both kinds, generated here: reach a target with every given number once.
+
+``countdown`` has the usual precedence, brackets and division; ``countdown-ltr`` joins the numbers by + − × and reads from
+left to right (METHOD section 10), so that every right answer can be listed. A problem is a function of (seed, index); a
+hash of its numbers and target decides whether it is for training or for testing, so the two never meet, whatever the seed.
+"""
+
+import hashlib
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from typing import Any
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.tasks.registry import Problem, Source, Task, register_task
+
+_Drawn = tuple[list[int], int]  # numbers, target
+TEST_SHARE = 0.2  # of all (numbers, target) pairs
+_ATTEMPTS = 2_000  # draws for one index before we say that the world is used up
+
+
+def solutions(numbers: Sequence[int], target: int) -> list[str]:
+    """Every right answer of countdown-ltr, spelt like 3+4*2-1, given order first; equal numbers give one answer once."""
+    return list(dict.fromkeys(text for value, text in _candidates(tuple(numbers)) if value == target))
+
+
+def reachable(numbers: Sequence[int], low: int = 0, high: int = 99) -> list[int]:
+    """Every target in low..high that countdown-ltr can reach with these numbers."""
+    return sorted({value for value in _values(tuple(numbers)) if low <= value <= high})
+
+
+def _candidates(numbers: tuple[int, ...]) -> Iterator[tuple[int, str]]:
+    """All n!·3ⁿ⁻¹ answers with their values, numbers in the given order first."""
+    for order in itertools.permutations(numbers):
+        heads = [(order[0], str(order[0]))]
+        for b in order[1:]:
+            heads = [step for v, s in heads for step in ((v + b, f"{s}+{b}"), (v - b, f"{s}-{b}"), (v * b, f"{s}*{b}"))]
+        yield from heads
+
+
+def _values(numbers: tuple[int, ...]) -> set[int]:
+    """The values alone: five numbers have 9,720 answers but far fewer values, so sets are kept by which numbers are used."""
+    n = len(numbers)
+    by_used: list[set[int]] = [set() for _ in range(1 << n)]
+    for i, number in enumerate(numbers):
+        by_used[1 << i].add(number)
+    for used in range(1, 1 << n):
+        for i, b in enumerate(numbers):
+            if not used >> i & 1:
+                by_used[used | 1 << i].update(w for v in by_used[used] for w in (v + b, v - b, v * b))
+    return by_used[-1]
+
+
+def generate_ltr(
+    n: int,
+    seed: int = 0,
+    split: str = "train",
+    count: int = 4,
+    max_number: int = 9,
+    targets: tuple[int, int] = (0, 99),
+) -> list[Problem]:
+    """n problems: ``count`` numbers of 1..max_number, a target drawn evenly from those they reach. count=5: a harder set."""
+
+    def draw(rng: random.Random) -> _Drawn | None:
+        numbers = [rng.randint(1, max_number) for _ in range(count)]
+        can = reachable(numbers, *targets)
+        return (numbers, rng.choice(can)) if can else None
+
+    question = (
+        "Use the numbers {numbers}, each exactly once and in any order, joined by +, - or *, to reach {target}. "
+        "Evaluate strictly from left to right, with no precedence and no brackets. Answer with the expression alone."
+    )
+    return _problems("countdown-ltr", n, (seed, split, count, max_number, *targets), draw, question)
+
+
+def generate_countdown(
+    n: int,
+    seed: int = 0,
+    split: str = "train",
+    counts: tuple[int, int] = (3, 4),
+    max_number: int = 99,
+    targets: tuple[int, int] = (1, 100),
+) -> list[Problem]:
+    """n problems of 3 or 4 numbers up to 99, the target being the value of a random expression, so that there is one."""
+
+    def draw(rng: random.Random) -> _Drawn | None:
+        numbers = [rng.randint(1, max_number) for _ in range(rng.randint(*counts))]
+        value = _random_value(numbers, rng)
+        return (numbers, int(value)) if value.denominator == 1 and targets[0] <= value <= targets[1] else None
+
+    question = (
+        "Use the numbers {numbers}, each exactly once, with +, -, *, / and brackets, to reach {target}. "
+        "The usual precedence holds. Answer with the expression alone."
+    )
+    return _problems("countdown", n, (seed, split, *counts, max_number, *targets), draw, question)
+
+
+def _random_value(numbers: Sequence[int], rng: random.Random) -> Fraction:
+    """The value of a random tree over all the numbers: two at a time are joined until one is left."""
+    pool = [Fraction(x) for x in numbers]
+    while len(pool) > 1:
+        a, b = pool.pop(rng.randrange(len(pool))), pool.pop(rng.randrange(len(pool)))
+        ops = [a + b, a - b, a * b] + ([a / b] if b and a % b == 0 else [])
+        pool.append(rng.choice(ops))
+    return pool[0]
+
+
+def _problems(
+    name: str, n: int, world: tuple[Any, ...], draw: Callable[[random.Random], _Drawn | None], question: str
+) -> list[Problem]:
+    """Problem i comes from its own generator; what an earlier index has, or the other split owns, is drawn again."""
+    seed, split = world[:2]
+    out, seen = [], set()
+    for i in range(n):
+        rng = random.Random(repr((name, i, world)))
+        for _ in range(_ATTEMPTS):
+            drawn = draw(rng)
+            if drawn and (key := (tuple(sorted(drawn[0])), drawn[1])) not in seen and _split_of(name, key) == split:
+                break
+        else:
+            raise UserError(
+                f"{name}: {n:,} {split} problems were asked for but only {i:,} different ones were found with these settings; "
+                "ask for fewer, or allow more numbers or targets."
+            )
+        seen.add(key)
+        numbers, target = drawn
+        text = question.format(numbers=", ".join(map(str, numbers)), target=target)
+        gold = {"numbers": numbers, "target": target}
+        out.append(Problem(f"{name}-{split}-s{seed}-{i}", name, text, json.dumps(gold), gold | {"split": split}))
+    return out
+
+
+def _split_of(name: str, key: tuple[tuple[int, ...], int]) -> str:
+    digest = hashlib.blake2b(repr((name, key)).encode(), digest_size=8).digest()
+    return "test" if int.from_bytes(digest, "big") < TEST_SHARE * 2**64 else "train"
+
+
+def demonstrations(problems: Sequence[Problem], skew: float = 0.9, seed: int = 0) -> list[str]:
+    """One right answer a problem; with probability ``skew`` one with the numbers in the given order, where there is one.
+
+    A base model taught on these solves most problems one way and knows the others faintly: what RL then loses or keeps.
+    """
+    if not 0 <= skew <= 1:
+        raise UserError(f"demonstrations: skew={skew} is a probability, so it must lie in 0..1.")
+    out = []
+    for problem in problems:
+        numbers, target = problem.meta["numbers"], problem.meta["target"]
+        right = solutions(numbers, target)
+        if not right:
+            raise UserError(f"demonstrations: {problem.id} has no right answer, so it is no countdown-ltr problem.")
+        rng = random.Random(repr(("demonstration", seed, problem.id)))
+        usual = [s for s in right if _order(s) == list(numbers)]
+        out.append(rng.choice(usual if usual and rng.random() < skew else right))
+    return out
+
+
+def _order(solution: str) -> list[int]:
+    return [int(x) for x in solution.replace("+", " ").replace("-", " ").replace("*", " ").split()]
+
+
+_HERE = {"train": (Source("generated"),), "test": (Source("generated"),)}
+register_task(
+    Task(
+        name="countdown",
+        description="reach a target with 3 or 4 numbers, + − × ÷ and brackets; any correct expression counts",
+        kind="generated",
+        scorer="countdown",
+        licence="Apache-2.0 (made here)",
+        splits=_HERE,
+        generate=generate_countdown,
+    )
+)
+register_task(
+    Task(
+        name="countdown-ltr",
+        description="reach a target with 4 digits and + − ×, read from left to right; every right answer is known",
+        kind="generated",
+        scorer="countdown-ltr",
+        licence="Apache-2.0 (made here)",
+        splits=_HERE,
+        generate=generate_ltr,
+    )
+)

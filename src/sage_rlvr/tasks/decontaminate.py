@@ -1,0 +1,214 @@
+"""Decontamination: training problems that are evaluation problems, word for word or nearly, found and dropped.
+
+Three rules, the first that holds gives the reason:
+  exact    the normalised texts are equal;
+  opening  their first 60 normalised characters are (most of these are re-worded at the end, to ask for an integer);
+  overlap  of the runs of 13 words in the shorter of the two, at least a share of 0.3 are in the other. Runs that more than
+           ten training problems have are phrases ("where m and n are relatively prime positive integers") and count on
+           neither side. An evaluation problem of 8 to 12 words must stand whole in the training problem; of fewer than 8,
+           only an exact match counts.
+Share, run length and phrase limit were set by reading the pairs they give on DAPO-Math-17k.
+Normalised: case, LaTeX markup and spacing, punctuation and white space are gone, operators stay; for opening and overlap
+drawings ([asy]…[/asy]) are gone too.
+"""
+
+import logging
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.tasks.loading import load_task
+from sage_rlvr.tasks.registry import TASKS, Problem
+
+REASONS = ("exact", "opening", "overlap")
+NGRAM, SHARE, OPENING = 13, 0.3, 60
+SHORT = 8  # below this many words only an exact match counts
+PHRASE = 10  # a run that more training problems than this have is a phrase
+
+_log = logging.getLogger(__name__)
+_DRAWING = re.compile(r"\[asy\].*?\[/asy\]", re.DOTALL)
+_MARKUP = re.compile(
+    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits|text(?:bf|it|rm)?|math(?:rm|bf|it|cal|bb|sf)|operatorname"
+    r"|overline|quad|qquad|hspace|vspace)(?![a-zA-Z])|\\[,;:!\s]|</?[a-z]+>"
+)
+_SPELLINGS = ((re.compile(r"\\[dt]frac"), r"\\frac"), (re.compile(r"\\(?:not\s*=|ne(?![a-zA-Z]))"), r"\\neq"))
+_TOKEN = re.compile(r"[^\W_]+|[-+*/=<>^]")
+_WORD = re.compile(r"[^\W_]+")
+
+
+def normalise(text: str, drawings: bool = True) -> str:
+    """The tokens of a problem, in lower case, a space between each two."""
+    if not drawings:
+        text = _DRAWING.sub(" ", text)
+    text = _MARKUP.sub(" ", text)
+    for pattern, plain in _SPELLINGS:
+        text = pattern.sub(plain, text)
+    return " ".join(_TOKEN.findall(text.casefold()))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A training problem and the evaluation problem it repeats."""
+
+    train: Problem
+    evaluation: Problem
+    against: str  # the evaluation task's name
+    reason: str  # one of REASONS
+    share: float  # of runs, for overlap; 1.0 else
+
+
+@dataclass
+class Report:
+    """What was kept, and every pair that had a training problem dropped."""
+
+    kept: list[Problem]
+    pairs: list[Pair]
+    against: dict[str, int]  # evaluation task → problems compared with
+    missing: dict[str, str] = field(default_factory=dict)  # evaluation task → why it could not be compared with
+
+    @property
+    def dropped(self) -> list[Problem]:
+        return list({pair.train.id: pair.train for pair in self.pairs}.values())
+
+    def count(self, against: str, reason: str) -> tuple[int, int]:
+        """(training problems dropped, evaluation problems they repeat) for one task and reason."""
+        here = [p for p in self.pairs if p.against == against and p.reason == reason]
+        return len({p.train.id for p in here}), len({p.evaluation.id for p in here})
+
+    def summary(self) -> str:
+        """How many were dropped and why, a line a task; "5 (4)" is 5 training problems that repeat 4 of the task's."""
+        total = len(self.kept) + len(self.dropped)
+        lines = [
+            f"decontamination: dropped {len(self.dropped):,} of {total:,} training problems, kept {len(self.kept):,}"
+        ]
+        for task, size in self.against.items():
+            counts = {reason: self.count(task, reason) for reason in REASONS}
+            said = [f"{reason} {rows} ({hit})" for reason, (rows, hit) in counts.items() if rows]
+            lines.append(f"  {task} ({size:,} problems): {', '.join(said) or 'none'}")
+        lines += [f"  {task}: not compared, {why}" for task, why in self.missing.items()]
+        return "\n".join(lines)
+
+    def listing(self, reason: str | None = None, width: int = 160) -> str:
+        """The pairs themselves, two lines each under a head, for a person to judge."""
+        out = []
+        for p in sorted(self.pairs, key=lambda p: (REASONS.index(p.reason), p.against, p.evaluation.id)):
+            if reason in (None, p.reason):
+                score = f" {p.share:.2f}" if p.reason == "overlap" else ""
+                how = {"exact": "is", "opening": "begins like", "overlap": "overlaps with"}[p.reason]
+                out += [f"{p.reason}{score}: {p.train.id} {how} {p.evaluation.id} ({p.against})"]
+                out += [
+                    f"  {side}: {' '.join(x.question.split())[:width]}"
+                    for side, x in (("train", p.train), ("eval ", p.evaluation))
+                ]
+        return "\n".join(out)
+
+
+def evaluation_problems(data_dir: str | Path | None = None) -> tuple[dict[str, list[Problem]], dict[str, str]]:
+    """({task: problems} for every evaluation task that can be loaded, {task: why not} for the others).
+
+    Unions and subsets are left out, being covered by the whole; test splits of training tasks are in. Generated tasks keep
+    training and test apart by construction.
+    """
+    loaded, missing = {}, {}
+    for task in list(TASKS.values()):
+        covered = task.parts or (task.keep and task.kind == "eval")
+        if task.generate or covered or "test" not in task.splits:
+            continue
+        try:
+            loaded[task.name] = load_task(task.name, data_dir, split="test")
+        except UserError as e:
+            missing[task.name] = str(e)
+            _log.warning("decontamination cannot compare with %s: %s", task.name, e)
+    return loaded, missing
+
+
+def decontaminate(
+    train: Sequence[Problem],
+    against: Mapping[str, Sequence[Problem]],
+    ngram: int = NGRAM,
+    share: float = SHARE,
+    opening: int = OPENING,
+    missing: Mapping[str, str] | None = None,
+) -> Report:
+    """Drops what repeats an evaluation problem; opening=0 or share>1 turns a rule off."""
+    if ngram < SHORT:
+        raise UserError(
+            f"decontaminate: ngram={ngram} would match common phrases; use {SHORT} or more (the usual is {NGRAM})."
+        )
+    targets = [(name, p) for name, problems in against.items() for p in problems]
+    found: dict[tuple[int, int], tuple[str, float]] = {}  # (train, target) → reason, share; the first rule wins
+    for rule in (_exact(train, targets), _openings(train, targets, opening), _overlaps(train, targets, ngram, share)):
+        for pair, how in rule.items():
+            found.setdefault(pair, how)
+    pairs = [Pair(train[i], targets[j][1], targets[j][0], *how) for (i, j), how in sorted(found.items())]
+    bad = {i for i, _ in found}
+    kept = [p for i, p in enumerate(train) if i not in bad]
+    return Report(kept, pairs, {name: len(problems) for name, problems in against.items()}, dict(missing or {}))
+
+
+_Targets = Sequence[tuple[str, Problem]]
+_Found = dict[tuple[int, int], tuple[str, float]]
+
+
+def _exact(train: Sequence[Problem], targets: _Targets) -> _Found:
+    by_text = defaultdict(list)
+    for j, (_, p) in enumerate(targets):
+        by_text[normalise(p.question)].append(j)
+    return {(i, j): ("exact", 1.0) for i, p in enumerate(train) for j in by_text.get(normalise(p.question), ())}
+
+
+def _openings(train: Sequence[Problem], targets: _Targets, length: int) -> _Found:
+    """Shorter texts have no opening: they would match whatever begins as they do."""
+    by_start = defaultdict(list)
+    if length:
+        for j, (_, p) in enumerate(targets):
+            text = normalise(p.question, drawings=False)
+            if len(text) >= length:
+                by_start[text[:length]].append(j)
+    starts = [normalise(p.question, drawings=False)[:length] for p in train]
+    return {(i, j): ("opening", 1.0) for i, start in enumerate(starts) for j in by_start.get(start, ())}
+
+
+def _overlaps(train: Sequence[Problem], targets: _Targets, n: int, share: float) -> _Found:
+    """One pass over the training set against an index of the targets' runs of words."""
+    words = [_words(p) for _, p in targets]
+    target_runs = [_runs(w, n) for w in words]
+    known = set().union(*target_runs) if target_runs else set()
+    shorts = defaultdict(list)  # first SHORT words → targets of SHORT..n−1 words
+    for j, w in enumerate(words):
+        if SHORT <= len(w) < n:
+            shorts[tuple(w[:SHORT])].append(j)
+    out: _Found = {}
+    having = defaultdict(list)  # run → training problems that have it
+    sizes = []
+    for i, p in enumerate(train):
+        w = _words(p)
+        runs = _runs(w, n)
+        sizes.append(len(runs))
+        for run in runs & known:
+            having[run].append(i)
+        for at in range(len(w) - SHORT + 1 if shorts else 0):
+            for j in shorts.get(tuple(w[at : at + SHORT]), ()):
+                if w[at : at + len(words[j])] == words[j]:
+                    out[i, j] = ("overlap", 1.0)
+    phrases = {run for run, rows in having.items() if len(rows) > PHRASE}
+    phrase_count = Counter(i for run in phrases for i in having[run])
+    for j, runs in enumerate(target_runs):
+        telling = runs - phrases
+        shared = Counter(i for run in telling for i in having.get(run, ()))
+        for i, count in shared.items():
+            part = count / max(1, min(len(telling), sizes[i] - phrase_count[i]))
+            if part >= share:
+                out[i, j] = ("overlap", part)
+    return out
+
+
+def _words(p: Problem) -> list[str]:
+    return _WORD.findall(normalise(p.question, drawings=False))
+
+
+def _runs(words: list[str], n: int) -> set[tuple[str, ...]]:
+    return {tuple(words[at : at + n]) for at in range(len(words) - n + 1)}

@@ -1,0 +1,137 @@
+"""Arithmetic as models write it: read into tokens, judged on a parsed tree in exact fractions, never by ``eval``.
+
+Every limit is a plain number and every loop is flat, so an answer of 10⁶ brackets or digits costs one look at its length.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+MAX_CHARACTERS = 2_000  # an answer uses a handful of numbers once each; nothing right is near these
+MAX_TOKENS = 200
+MAX_DIGITS = 12
+
+_SPELLINGS = (
+    (r"\\(?:left|right|displaystyle|,|;|!|:)|[$`~]|\\[()\[\]]", " "),  # typesetting
+    (r"\\[dt]?frac\s*\{", "(("),
+    (r"\}\s*\{", ")/("),
+    (r"\}", "))"),
+    (r"\\(?:times|cdot|ast)(?![a-zA-Z])|[×·⋅∙∗✕✖]|(?<=[\d)\s])[xX](?=[\d(\s])", "*"),
+    (r"\\div(?![a-zA-Z])|[÷∕⁄]", "/"),
+    (r"[−–—‒﹣－]", "-"),
+    (r"＋", "+"),
+    (r"\[", "("),
+    (r"\]", ")"),
+)
+_TOKEN = re.compile(r"\s*(?:([0-9]+)|([-+*/()]))")
+_RANK = {"+": 1, "-": 1, "*": 2, "/": 2}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A number (op "") or two expressions under an operator."""
+
+    op: str
+    value: Fraction | None  # None: a division by zero below
+    left: "Node | None" = None
+    right: "Node | None" = None
+
+
+def tokens_of(text: str, target: int | None = None) -> list[str] | None:
+    """["3", "+", "4"] from "$3 + 4$", or None if it is no such thing. A trailing "= target" is allowed, "= other" is not."""
+    if len(text) > MAX_CHARACTERS:
+        return None
+    for pattern, plain in _SPELLINGS:
+        text = re.sub(pattern, plain, text)
+    text, equals, stated = text.strip(" \t\n*_.").partition("=")  # bold and a full stop
+    if equals and target is not None and stated.strip() != str(target):
+        return None
+    tokens: list[str] = []
+    at = 0
+    text = text.rstrip()
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if not match or len(match.group(1) or "") > MAX_DIGITS or len(tokens) == MAX_TOKENS:
+            return None
+        tokens.append(match.group(1) or match.group(2))
+        at = match.end()
+    return [str(int(t)) if t.isdigit() else t for t in tokens] or None
+
+
+def uses_exactly(tokens: Sequence[str], numbers: Sequence[int]) -> bool:
+    """Every given number once, and no other."""
+    return Counter(int(t) for t in tokens if t.isdigit()) == Counter(numbers)
+
+
+def parse(tokens: Sequence[str]) -> Node | None:
+    """Usual precedence and brackets, by two stacks; None where it is not well formed. A sign is no operator here."""
+    operands: list[Node] = []
+    waiting: list[str] = []
+    expect_number = True
+    for token in tokens:
+        if token.isdigit() and expect_number:
+            operands.append(Node("", Fraction(int(token))))
+            expect_number = False
+        elif token == "(" and expect_number:
+            waiting.append(token)
+        elif token in _RANK and not expect_number:
+            while waiting and waiting[-1] != "(" and _RANK[waiting[-1]] >= _RANK[token]:
+                _combine(operands, waiting.pop())
+            waiting.append(token)
+            expect_number = True
+        elif token == ")" and not expect_number:
+            while waiting and waiting[-1] != "(":
+                _combine(operands, waiting.pop())
+            if not waiting:
+                return None
+            waiting.pop()
+        else:
+            return None
+    while waiting and waiting[-1] != "(":
+        _combine(operands, waiting.pop())
+    return operands[0] if not waiting and not expect_number else None
+
+
+def _combine(operands: list[Node], op: str) -> None:
+    right, left = operands.pop(), operands.pop()
+    operands.append(Node(op, _apply(op, left.value, right.value), left, right))
+
+
+def _apply(op: str, a: Fraction | None, b: Fraction | None) -> Fraction | None:
+    if a is None or b is None or (op == "/" and b == 0):
+        return None
+    return {"+": a.__add__, "-": a.__sub__, "*": a.__mul__}[op](b) if op != "/" else a / b
+
+
+def left_to_right(tokens: Sequence[str]) -> int | None:
+    """3+4*2 is 14: numbers joined by + − × with no precedence and no brackets; None for anything else."""
+    numbers, ops = tokens[::2], tokens[1::2]
+    if len(tokens) % 2 == 0 or not all(t.isdigit() for t in numbers) or not all(op in "+-*" for op in ops):
+        return None
+    value = int(numbers[0])
+    for op, number in zip(ops, numbers[1:]):
+        b = int(number)
+        value = value + b if op == "+" else value - b if op == "-" else value * b
+    return value
+
+
+def canonical(node: Node) -> str:
+    """One spelling for expressions that differ only in the order or bracketing of sums and of products.
+
+    a−(b−c) is the sum of a, c and −b; (a/b)·c the product of a and c over b. Depth is bounded by MAX_TOKENS.
+    """
+    if node.op == "":
+        return str(node.value)
+    above, below = ("+", "-") if node.op in "+-" else ("*", "/")
+    terms: list[str] = []
+    stack = [(node, above)]
+    while stack:
+        item, sign = stack.pop()
+        if item.op and item.op in above + below and item.left and item.right:
+            flipped = {above: below, below: above}[sign]
+            stack += [(item.left, sign), (item.right, sign if item.op == above else flipped)]
+        else:
+            terms.append(sign + canonical(item))
+    return f"({''.join(sorted(terms))})"

@@ -1,0 +1,239 @@
+"""Loading: rows from the Hub or from files of the same schema, made into problems, with nothing dropped in silence."""
+
+import contextlib
+import gzip
+import json
+import logging
+import os
+import socket
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.tasks.registry import Problem, Source, Task, get_task
+
+SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet", ".parquet.gz")
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Loaded:
+    """Problems, and what a reader should know of them."""
+
+    problems: list[Problem]
+    origin: list[str] = field(default_factory=list)  # file names or Hub ids
+    skipped: list[str] = field(default_factory=list)  # ids of rows whose gold is empty or not verifiable
+    notes: list[str] = field(default_factory=list)  # one sentence each
+
+
+def load_task(
+    name: str, data_dir: str | Path | None = None, limit: int | None = None, seed: int = 0, split: str | None = None
+) -> list[Problem]:
+    """The problems of a task, the first ``limit`` of them; what is missing or skipped is logged as a warning.
+
+    ``split`` is "train" or "test" (default: the task's first). ``seed`` matters to generated tasks alone. ``data_dir``
+    defaults to $SAGE_RLVR_DATA, then ./data; a task whose file is not there comes from the Hub.
+    """
+    loaded = read_task(name, data_dir, limit, seed, split)
+    for note in loaded.notes:
+        _log.warning(note)
+    return loaded.problems
+
+
+def read_task(
+    name: str, data_dir: str | Path | None = None, limit: int | None = None, seed: int = 0, split: str | None = None
+) -> Loaded:
+    """As load_task, but says where the problems came from and what was skipped instead of logging it."""
+    task = get_task(name)
+    if limit is not None and limit < 1:
+        raise UserError(f"task {name!r}: limit={limit} must be at least 1; leave it out to load every problem.")
+    if task.parts:
+        return _union(task, [read_task(part, data_dir, None, seed, split) for part in task.parts], limit)
+    split = split or task.default_split
+    if split not in task.splits:
+        raise UserError(f"task {name!r} has no split {split!r}: it has {' and '.join(task.splits)}.")
+    if task.generate:
+        return Loaded(task.generate(limit or 1000, seed, split), origin=["generated"])
+    loaded = _from_sources(task, split, _data_dir(data_dir))
+    loaded.problems = loaded.problems[:limit]
+    return loaded
+
+
+def _union(task: Task, parts: list[Loaded], limit: int | None) -> Loaded:
+    problems = [Problem(p.id, task.name, p.question, p.answer, p.meta) for part in parts for p in part.problems]
+    join = {f: [x for part in parts for x in getattr(part, f)] for f in ("origin", "skipped", "notes")}
+    return Loaded(problems[:limit], **join)
+
+
+def _data_dir(given: str | Path | None) -> Path | None:
+    named = given or os.environ.get("SAGE_RLVR_DATA")
+    if named:
+        if not Path(named).is_dir():
+            field_name = "data_dir" if given else "SAGE_RLVR_DATA"
+            raise UserError(
+                f"{field_name}={str(named)!r} is not a folder: give one that holds the task's files, or leave it out."
+            )
+        return Path(named)
+    return Path("data") if Path("data").is_dir() else None
+
+
+def _from_sources(task: Task, split: str, folder: Path | None) -> Loaded:
+    """Files if the folder has any of the task's, the Hub if it has none: never a mixture of the two."""
+    sources = task.splits[split]
+    files = {source: path for source in sources if folder and (path := _file_of(source, folder))}
+    out = Loaded([])
+    for source in sources:
+        if files and source not in files:
+            continue
+        if source in files:
+            rows, origin = read_rows(files[source]), files[source].name
+        else:
+            rows, origin = _hub_rows(task, source, folder), source.hub
+        out.origin.append(origin)
+        _add_problems(out, task, split, source, rows, origin)
+    missing = [s.files[0] + SUFFIXES[0] for s in sources if files and s not in files]
+    expected, found = task.count(split), len(out.problems) + len(out.skipped)
+    if expected is not None and found != expected:
+        why = f" ({', '.join(missing)} not in the data folder)" if missing else ""
+        out.notes.append(
+            f"{task.name}: {found:,} of {expected:,} problems in {' and '.join(dict.fromkeys(out.origin))}{why}."
+        )
+    if out.skipped:
+        shown = ", ".join(out.skipped[:5]) + (", …" if len(out.skipped) > 5 else "")
+        out.notes.append(f"{task.name}: skipped {len(out.skipped)} rows with no usable gold ({shown}).")
+    if not out.problems:
+        raise UserError(
+            f"task {task.name!r} has no usable problem in {', '.join(out.origin)} ({len(out.skipped)} rows without a gold): "
+            f"check the {task.answer!r} field, or give another data_dir."
+        )
+    return out
+
+
+def _file_of(source: Source, folder: Path) -> Path | None:
+    candidates = (folder / f"{stem}{suffix}" for stem in source.files for suffix in SUFFIXES)
+    return next((path for path in candidates if path.is_file()), None)
+
+
+# ---- rows into problems ------------------------------------------------------------------------------------------
+
+
+def _add_problems(out: Loaded, task: Task, split: str, source: Source, rows: list[dict[str, Any]], origin: str) -> None:
+    if rows:
+        for name in (task.question, task.answer, *task.needs):
+            if name not in rows[0]:
+                raise UserError(
+                    f"task {task.name!r}: {origin} has no field {name!r}; its fields are {', '.join(map(str, rows[0]))}, "
+                    f"so rename one or register a task for this file."
+                )
+    seen = {p.id for p in out.problems} | set(out.skipped)
+    stem = source.files[0] if source.files else task.name
+    for i, row in enumerate(rows):
+        if task.keep and not task.keep(row):
+            continue
+        problem_id = _id_of(row, stem, i)
+        if problem_id in seen:
+            problem_id = f"{problem_id}-row{i}"
+        seen.add(problem_id)
+        question, gold = str(row.get(task.question) or "").strip(), _gold_of(task, row)
+        if question and gold:
+            meta = {key: row[key] for key in task.meta if key in row} | {"split": split}
+            out.problems.append(Problem(problem_id, task.name, question, gold, meta))
+        else:
+            out.skipped.append(problem_id)
+
+
+def _id_of(row: dict[str, Any], stem: str, i: int) -> str:
+    """The row's own id where it has one that says something; a bare number, or none, is put behind the file's name."""
+    own = row.get("unique_id", row.get("id"))
+    if own is None or str(own).strip() == "":
+        return f"{stem}-{i}"
+    return f"{stem}-{own}" if str(own).isdigit() else str(own)
+
+
+def _gold_of(task: Task, row: dict[str, Any]) -> str | None:
+    value = row.get(task.answer)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    if task.gold:
+        value = task.gold(value, row)
+    elif isinstance(value, float) and value.is_integer():
+        value = int(value)
+    gold = "" if value is None else str(value).strip()
+    return gold if gold.lower() not in ("", "nan", "none", "null") else None
+
+
+# ---- where rows come from ----------------------------------------------------------------------------------------
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Every row of a JSONL or Parquet file, plain or gzipped."""
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        if ".parquet" in path.suffixes:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+            return pq.read_table(pa.BufferReader(content)).to_pylist()
+        lines = content.decode("utf-8-sig").split("\n")
+    except (OSError, EOFError, ValueError, zlib.error) as e:  # unicode and Arrow errors are ValueErrors
+        reason = " ".join(str(e).split())[:120]
+        raise UserError(f"{path.name} cannot be read ({reason}): fetch it again, or remove it.") from e
+    return [_json_row(line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _json_row(line: str, number: int, path: Path) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as e:
+        raise UserError(f"{path.name}, line {number}, is not JSON ({e}): write one object a line.") from e
+    if not isinstance(row, dict):
+        raise UserError(f"{path.name}, line {number}, holds a {type(row).__name__}: write one object a line.")
+    return row
+
+
+def _hub_rows(task: Task, source: Source, folder: Path | None) -> list[dict[str, Any]]:
+    from datasets import load_dataset
+
+    where = folder or "a data folder (data_dir, $SAGE_RLVR_DATA or ./data)"
+    mend = f"put {source.files[0]}{SUFFIXES[0]} into {where}" if source.files else "check the task's hub id"
+    try:
+        with _no_waiting():
+            sets = [load_dataset(source.hub, config, split=source.split) for config in source.configs]
+            return [dict(row) for rows in sets for row in rows]
+    except Exception as e:  # the Hub fails in many types: offline, gated, moved, no such split
+        reason = " ".join(str(e).split())[:160]
+        raise UserError(
+            f"task {task.name!r} could not be loaded from the Hub ({source.hub}: {reason.rstrip('.')}): go online, or {mend}."
+        ) from e
+
+
+@contextlib.contextmanager
+def _no_waiting() -> Iterator[None]:
+    """With no route to the Hub its client retries for half a minute; offline mode looks into the cache and gives up at once."""
+    import datasets
+    import huggingface_hub.constants as hub
+
+    if any(os.environ.get(p) for p in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")) or _resolves(
+        hub.ENDPOINT
+    ):
+        yield
+        return
+    before = hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    hub.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+
+
+def _resolves(endpoint: str) -> bool:
+    host = urlsplit(endpoint)
+    try:
+        socket.getaddrinfo(host.hostname, host.port or 443)
+    except OSError:
+        return False
+    return True

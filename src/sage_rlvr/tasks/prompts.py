@@ -1,0 +1,160 @@
+"""Prompt formats: what the model is told, where its own words begin, and where they stop.
+
+Training and evaluation build prompts here and nowhere else, so that they are the same (METHOD section 9). A format's prefix
+is put behind the chat template's generation prompt (``chat_template``), because TRL always asks for one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.tasks.registry import Problem, near
+
+
+@dataclass(frozen=True)
+class PromptFormat:
+    """One way to ask. ``user`` may name {question} and any field of a problem's meta (lists are joined by spaces)."""
+
+    name: str
+    system: str | None = None
+    user: str = "{question}"
+    prefix: str = ""  # the assistant's turn begins with it; generation goes on from there
+    stop: tuple[str, ...] = ()  # generation ends with one of these, which belongs to the completion
+    fallback: bool = False  # an answer outside <SOLUTION> and \boxed counts too
+    demonstration: str = "{working}\n{answer}"  # what an SFT completion looks like, prefix included
+
+
+FORMATS: dict[str, PromptFormat] = {}
+
+
+def register_format(fmt: PromptFormat) -> PromptFormat:
+    """Makes a format known by name to recipes and the command line."""
+    if fmt.name in FORMATS:
+        raise UserError(f"a prompt format named {fmt.name!r} is registered already; choose another name.")
+    FORMATS[fmt.name] = fmt
+    return fmt
+
+
+def get_format(name: str | PromptFormat) -> PromptFormat:
+    if isinstance(name, PromptFormat):
+        return name
+    if name not in FORMATS:
+        raise UserError(f"there is no prompt format {name!r}: {near(name, FORMATS)}.")
+    return FORMATS[name]
+
+
+PAPER = register_format(
+    PromptFormat(
+        name="paper",
+        system=(
+            "You are given a problem. Think about the problem and provide your working out. Place it between "
+            "<start_working_out> and <end_working_out>. Then, provide your solution between <SOLUTION> and </SOLUTION>."
+        ),
+        prefix="<start_working_out>",
+        stop=("</SOLUTION>",),
+        demonstration="<start_working_out>{working}<end_working_out><SOLUTION>{answer}</SOLUTION>",
+    )
+)
+register_format(
+    PromptFormat(
+        name="boxed",
+        system="Please reason step by step, and put your final answer within \\boxed{}.",
+        demonstration="{working}\n\n\\boxed{{{answer}}}",
+    )
+)
+register_format(PromptFormat(name="plain", fallback=True))
+
+# A base model has no template: system prompt and answers end with EOS, the question stands by itself.
+_BASE_LAYOUT = (
+    "{% for message in messages %}"
+    "{{ message['content'] }}"
+    "{% if message['role'] in ('system', 'assistant') %}{{ eos_token }}{% endif %}"
+    "{% endfor %}"
+)
+
+
+def _opening(fmt: PromptFormat) -> str:
+    return "{% if add_generation_prompt %}{{ " + repr(fmt.prefix) + " }}{% endif %}" if fmt.prefix else ""
+
+
+PAPER_CHAT_TEMPLATE = _BASE_LAYOUT + _opening(PAPER)
+
+
+def chat_template(tokenizer: Any, fmt: str | PromptFormat = "paper") -> str:
+    """The tokenizer's own template, or the paper's for a base model without one, and the format's prefix behind it.
+
+    Set it once, ``tokenizer.chat_template = chat_template(tokenizer, "paper")``, and TRL, vLLM and transformers all begin
+    where the format says. Calling it again changes nothing.
+    """
+    template = getattr(tokenizer, "chat_template", None) or _BASE_LAYOUT
+    if isinstance(template, dict):  # several named templates
+        template = template.get("default") or next(iter(template.values()))
+    for known in FORMATS.values():
+        template = template.removesuffix(_opening(known))
+    return template + _opening(get_format(fmt))
+
+
+def to_messages(problem: Problem, fmt: str | PromptFormat = "paper") -> list[dict[str, str]]:
+    """The conversational prompt: system, where the format has one, and user. The prefix is the template's to add."""
+    fmt = get_format(fmt)
+    meta = {k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in problem.meta.items()}
+    try:
+        user = fmt.user.format(**{**meta, "question": problem.question})
+    except (KeyError, IndexError) as e:
+        known = ", ".join(["question", *meta])
+        raise UserError(
+            f"prompt format {fmt.name!r} names {e}, which {problem.id} does not have (it has {known})."
+        ) from e
+    system = [{"role": "system", "content": fmt.system}] if fmt.system else []
+    return [*system, {"role": "user", "content": user}]
+
+
+def render(problem: Problem, fmt: str | PromptFormat = "paper", tokenizer: Any = None) -> str:
+    """The text as the model will see it; without a tokenizer, its parts with empty lines between them."""
+    fmt = get_format(fmt)
+    messages = to_messages(problem, fmt)
+    if tokenizer is None:
+        return "\n\n".join([m["content"] for m in messages] + ([fmt.prefix] if fmt.prefix else []))
+    template = chat_template(tokenizer, fmt)
+    return tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=True)
+
+
+def rows(
+    problems: Sequence[Problem], fmt: str | PromptFormat = "paper", tokenizer: Any = None, conversational: bool = True
+) -> list[dict[str, Any]]:
+    """Rows for TRL: prompt, answer, task, problem.
+
+    Conversational prompts rely on ``chat_template`` having been set on the tokenizer; strings are rendered here, less the
+    BOS that the tokenizer will put in front of them by itself.
+    """
+    own_bos = _own_bos(tokenizer)
+
+    def prompt(p: Problem) -> Any:
+        return to_messages(p, fmt) if conversational else render(p, fmt, tokenizer).removeprefix(own_bos)
+
+    return [{"prompt": prompt(p), "answer": p.answer, "task": p.task, "problem": p.id} for p in problems]
+
+
+def _own_bos(tokenizer: Any) -> str:
+    """The BOS that plain tokenisation adds, or ""."""
+    bos = getattr(tokenizer, "bos_token", None)
+    ids = tokenizer("a")["input_ids"] if bos else []
+    return bos if bos and ids and ids[0] == tokenizer.bos_token_id else ""
+
+
+def sft_rows(problems: Sequence[Problem], fmt: str | PromptFormat = "paper") -> list[dict[str, Any]]:
+    """Prompt/completion rows for SFT, from problems that carry a worked solution."""
+    fmt = get_format(fmt)
+    out = []
+    for p in problems:
+        if "generated_solution" not in p.meta:
+            raise UserError(
+                f"{p.id} ({p.task}) has no worked solution to learn from: use an SFT task, openmathreasoning-mini."
+            )
+        working = p.meta["generated_solution"].replace("<think>", "").replace("</think>", "").strip()
+        text = fmt.demonstration.format(working=working, answer=p.answer)
+        out.append(
+            {"prompt": to_messages(p, fmt), "completion": [{"role": "assistant", "content": text}], "problem": p.id}
+        )
+    return out

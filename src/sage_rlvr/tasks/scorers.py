@@ -1,0 +1,217 @@
+"""Scorers: from completions and golds to verdicts, 1.0 or 0.0, None where the gold cannot be judged.
+
+A scorer is made by name for a task; a new kind of task adds one with ``register_scorer("name")(function)``, the function
+taking an extracted answer and a gold. What is extracted is the last <SOLUTION>…</SOLUTION>, then the last \\boxed{…}.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.tasks import expressions, gym, knights
+from sage_rlvr.tasks.prompts import get_format
+from sage_rlvr.tasks.registry import Problem, get_task, near
+
+_log = logging.getLogger(__name__)
+Judge = Callable[[str, str], float | None]  # (extracted answer, gold) → verdict
+
+
+class Scorer(Protocol):
+    """What make_scorer gives. Close it, or use it in a ``with``: the math scorer owns worker processes."""
+
+    def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[float | None]: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> "Scorer": ...
+    def __exit__(self, *error: object) -> None: ...
+
+
+class JudgeScorer:
+    """Applies a judge to each extracted answer, in this process."""
+
+    def __init__(self, judge: Judge, fallback: bool = False):
+        self.judge, self.fallback = judge, fallback
+        self.block = judge is judge_knights  # who is what may take several lines
+
+    def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[float | None]:
+        if len(completions) != len(answers):
+            raise UserError(
+                f"score: {len(completions)} completions but {len(answers)} answers; give one answer a completion."
+            )
+        return [self._one(completion, gold) for completion, gold in zip(completions, answers)]
+
+    def _one(self, completion: str, gold: str) -> float | None:
+        answer = final_answer(completion, self.fallback, self.block)
+        return self.judge(answer or "", gold)  # also without an answer: only the judge knows whether the gold is sound
+
+    def close(self) -> None:
+        pass
+
+    def __enter__(self) -> "JudgeScorer":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def final_answer(completion: str, fallback: bool = False, block: bool = False) -> str | None:
+    """The tagged or boxed answer; with ``fallback``, else the last line (or block of lines) that says anything."""
+    from sage_rlvr.verify import extract_answer
+
+    found = extract_answer(completion)
+    if found is None and fallback:
+        parts = re.split(r"\n\s*\n" if block else r"\n", completion.strip())
+        return parts[-1] or None
+    return found
+
+
+# ---- judges ------------------------------------------------------------------------------------------------------
+
+
+def judge_knights(answer: str, gold: str) -> float | None:
+    """The whole assignment, or nothing."""
+    try:
+        said = json.loads(gold)
+        right = dict(zip(said["names"], map(bool, said["solution"]), strict=True))
+    except (ValueError, KeyError, TypeError):
+        return None
+    return float(bool(right) and knights.read_assignment(answer, list(right)) == right) if right else None
+
+
+def judge_countdown(answer: str, gold: str) -> float | None:
+    """Usual precedence and brackets; every number once; the value exactly the target."""
+    given = _countdown_gold(gold)
+    if given is None:
+        return None
+    tokens = expressions.tokens_of(answer, given[1])
+    if not tokens or not expressions.uses_exactly(tokens, given[0]):
+        return 0.0
+    tree = expressions.parse(tokens)
+    return float(tree is not None and tree.value == given[1])
+
+
+def judge_countdown_ltr(answer: str, gold: str) -> float | None:
+    """Left to right, + − × only, no brackets; every number once; the value exactly the target."""
+    given = _countdown_gold(gold)
+    if given is None:
+        return None
+    tokens = expressions.tokens_of(answer, given[1])
+    if not tokens or not expressions.uses_exactly(tokens, given[0]):
+        return 0.0
+    return float(expressions.left_to_right(tokens) == given[1])
+
+
+def _countdown_gold(gold: str) -> tuple[list[int], int] | None:
+    try:
+        said = json.loads(gold)
+        return [int(x) for x in said["numbers"]], int(said["target"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+SCORERS: dict[str, Judge | None] = {
+    "math": None,  # None: judged in the Verifier's processes
+    "knights-knaves": judge_knights,
+    "countdown": judge_countdown,
+    "countdown-ltr": judge_countdown_ltr,
+    "gym": None,
+}
+
+
+def register_scorer(name: str) -> Callable[[Judge], Judge]:
+    """Decorator: makes a judge known by name to tasks."""
+
+    def register(judge: Judge) -> Judge:
+        if name in SCORERS:
+            raise UserError(f"a scorer named {name!r} is registered already; choose another name.")
+        SCORERS[name] = judge
+        return judge
+
+    return register
+
+
+def make_scorer(task_name: str, verifier: Any = None, fallback: bool = False) -> Scorer:
+    """The scorer of a task. ``verifier`` lends a running Verifier to math tasks (and its own ``fallback`` then holds)."""
+    name = get_task(task_name).scorer
+    if name not in SCORERS:
+        raise UserError(
+            f"task {task_name!r} names the scorer {name!r}, which is not registered: {near(name, SCORERS)}."
+        )
+    judge = SCORERS[name]
+    if judge is not None:
+        return JudgeScorer(judge, fallback)
+    from sage_rlvr.verify import Verifier
+
+    if name == "gym":
+        return Verifier(fallback=fallback, judge_path=gym.JUDGE, max_answer_chars=10_000)
+    return verifier if verifier is not None else Verifier(fallback=fallback)
+
+
+# ---- what uses them ----------------------------------------------------------------------------------------------
+
+
+def distinct_solution(task_name: str, completion: str, fallback: bool = False) -> str | None:
+    """A canonical form of a correct solution, so that different ones can be counted; None where a task defines none."""
+    kind = get_task(task_name).scorer
+    if kind not in ("countdown", "countdown-ltr"):
+        return None
+    tokens = expressions.tokens_of(final_answer(completion, fallback) or "")
+    if not tokens:
+        return None
+    if kind == "countdown-ltr":
+        return "".join(tokens)
+    tree = expressions.parse(tokens)
+    return expressions.canonical(tree) if tree else None
+
+
+def keep_verifiable(problems: Sequence[Problem], scorer: Scorer) -> tuple[list[Problem], list[str]]:
+    """(problems whose gold can be judged, ids of the others). An unverifiable gold is skipped, never scored 0.
+
+    Each gold is offered as the answer to itself; one that mathematics does not find equal to itself is no use either.
+    """
+    verdicts = scorer.score([f"<SOLUTION>{p.answer}</SOLUTION>" for p in problems], [p.answer for p in problems])
+    sound = [v is not None and (v == 1 or get_task(p.task).scorer != "math") for p, v in zip(problems, verdicts)]
+    bad = [p.id for p, fine in zip(problems, sound) if not fine]
+    if bad:
+        shown = ", ".join(bad[:5]) + (", …" if len(bad) > 5 else "")
+        _log.warning("%s: skipped %d problems with no verifiable gold (%s).", problems[0].task, len(bad), shown)
+    return [p for p, fine in zip(problems, sound) if fine], bad
+
+
+class TaskReward:
+    """What task_reward gives: callable as TRL calls a reward function, picklable, the scorer started at the first call."""
+
+    def __init__(self, task_name: str, format: str = "paper", verifier: Any = None):
+        self.task_name, self.fallback, self.verifier = task_name, get_format(format).fallback, verifier
+        self.__name__ = f"{task_name.replace(':', '_').replace('-', '_')}_reward"
+        self.scorer: Scorer | None = None
+        get_task(task_name)  # an unknown task is said now, not at the first step
+
+    def __call__(self, completions: Sequence[Any], answer: Sequence[str], **columns: Any) -> list[float | None]:
+        if get_task(self.task_name).scorer == "math" and self.verifier is None and not self.fallback:
+            from sage_rlvr.verify import verifiable_reward  # one verifier for the process, and its metrics
+
+            return verifiable_reward(completions, answer, **columns)
+        if self.scorer is None:
+            self.scorer = make_scorer(self.task_name, self.verifier, self.fallback)
+        return self.scorer.score([completion_text(c) for c in completions], list(answer))
+
+    def extract(self, completion: str) -> str | None:
+        """The answer a completion gives, as the scorer reads it: what a trainer counts when it counts distinct answers."""
+        return final_answer(completion, self.fallback, get_task(self.task_name).scorer == "knights-knaves")
+
+
+def task_reward(task_name: str, format: str = "paper", verifier: Any = None) -> TaskReward:
+    """A TRL reward function for a task: 1.0, 0.0 or None (TRL leaves None out)."""
+    return TaskReward(task_name, format, verifier)
+
+
+def completion_text(completion: Any) -> str:
+    """A completion is a string, or a conversation whose last assistant turn counts."""
+    if isinstance(completion, str):
+        return completion
+    turns = [m.get("content") or "" for m in completion if m.get("role", "assistant") == "assistant"]
+    content = turns[-1] if turns else ""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)

@@ -1,0 +1,51 @@
+"""The verifier as a reward function for TRL."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from sage_rlvr.verify.verifier import Verifier
+
+
+def verifiable_reward(
+    completions: Sequence[Any],
+    answer: Sequence[Any],
+    log_extra: Callable[[str, list[Any]], None] | None = None,
+    log_metric: Callable[[str, float], None] | None = None,
+    **kwargs: Any,
+) -> list[float | None]:
+    """1.0 for a right answer, 0.0 for any other, None (TRL: this reward does not apply) where the gold cannot be verified.
+
+    ``completions`` are strings or conversations (the last assistant message counts); ``answer`` is the dataset's column of
+    golds. One verifier serves the whole process, and starts when it is first needed. What was extracted and why it scored as it
+    did go to TRL's completions table, and the shares that are about the verifier rather than the model to its metrics.
+    """
+    verdicts = _shared().judge([_text(completion) for completion in completions], answer)
+    if log_extra is not None:
+        log_extra("extracted_answer", [verdict.answer or "" for verdict in verdicts])
+        log_extra("verdict", [verdict.reason for verdict in verdicts])
+    if log_metric is not None and verdicts:
+        unverifiable = sum(verdict.score is None for verdict in verdicts)
+        killed = sum(verdict.reason in ("timeout", "worker died", "judge raised") for verdict in verdicts)
+        log_metric("verifier/unverifiable_gold", unverifiable / len(verdicts))
+        log_metric("verifier/killed", killed / len(verdicts))
+        log_metric("verifier/no_answer", sum(verdict.reason == "no answer" for verdict in verdicts) / len(verdicts))
+    return [verdict.score for verdict in verdicts]
+
+
+@cache  # no lock that a fork could copy while it is held; of two made in a race, one is used once and collected
+def _shared() -> Verifier:
+    return Verifier()
+
+
+def _text(completion: Any) -> str:
+    """The text of a completion: a string, a message, or the last assistant message of a conversation."""
+    if isinstance(completion, str):
+        return completion
+    if isinstance(completion, dict):
+        content = completion.get("content") or ""
+        if isinstance(content, str):
+            return content
+        return "".join(part.get("text") or "" for part in content if part.get("type") == "text")
+    said = [message for message in completion if message.get("role", "assistant") == "assistant"]
+    return _text(said[-1]) if said else ""

@@ -1,0 +1,146 @@
+"""The template process: imports the judge once, then forks a worker whenever the pool asks. Started by pool.py.
+
+Three parties. The pool (in the trainer) holds one control socket to the template and one socket to each worker; a message on the
+control socket starts a worker (it carries the far end of its socket) or has one killed. Only the template touches process
+ids: it is the workers' parent, so it never signals a number that has been given to somebody else, and it leaves no zombie.
+"""
+
+import gc
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+from collections import OrderedDict
+from importlib import import_module
+from multiprocessing.connection import Connection
+from typing import Any
+
+ORDER = struct.Struct("!Q")  # a worker's number: start it, if a socket comes along; else kill it
+UP, GOLD_READ, RIGHT, WRONG, NO_GOLD, RAISED = b"up", b"gold read", b"right", b"wrong", b"no gold", b"raised"
+RETIRING = b"; retiring"  # suffix: this worker has grown fat and ends now
+GOLDS_KEPT = 64  # parsed golds a worker remembers
+PR_SET_PDEATHSIG = 1
+
+
+def main(control_fd: int, pool_pid: int, memory_mb: int, judge_path: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the pool's business
+    control = socket.socket(fileno=control_fd)
+    module, _, name = judge_path.partition(":")
+    judge = getattr(import_module(module), name)()
+    gc.collect()
+    gc.freeze()  # workers share these pages
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)  # until here stderr told the pool why we could not start
+    control.send(UP)
+
+    wake_r, wake_w = socket.socketpair()
+    wake_r.setblocking(False)
+    wake_w.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_w.fileno(), warn_on_full_buffer=False)
+    pids: dict[int, int] = {}  # worker number → pid, only those not yet reaped
+    poller = select.poll()
+    poller.register(control, select.POLLIN)
+    poller.register(wake_r, select.POLLIN)
+    while (
+        os.getppid() == pool_pid
+    ):  # looked at every second: a stray copy of the control socket could hold back its EOF
+        ready = {fd for fd, _ in poller.poll(1000)}
+        if wake_r.fileno() in ready:
+            wake_r.recv(4096)
+        _reap(pids)
+        if control.fileno() not in ready:
+            continue
+        message, fds, _, _ = socket.recv_fds(control, ORDER.size, 1)
+        if not message:
+            break
+        (number,) = ORDER.unpack(message)
+        if fds:
+            _fork(number, fds[0], pids, (control, wake_r, wake_w), judge, memory_mb)
+        elif number in pids:
+            os.kill(pids[number], signal.SIGKILL)
+    for pid in pids.values():
+        os.kill(pid, signal.SIGKILL)
+    for pid in pids.values():
+        os.waitpid(pid, 0)
+
+
+def _reap(pids: dict[int, int]) -> None:
+    for number, pid in list(pids.items()):
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            del pids[number]
+
+
+def _fork(
+    number: int, fd: int, pids: dict[int, int], ours: tuple[socket.socket, ...], judge: Any, memory_mb: int
+) -> None:
+    template_pid = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError:  # no process or memory to be had: the pool sees its end of the socket close, and tries again
+        os.close(fd)
+        return
+    if pid:
+        os.close(fd)
+        pids[number] = pid
+        return
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for sock in ours:
+            sock.close()
+        _confine(template_pid, memory_mb)
+        _serve(Connection(fd), judge, memory_mb)
+    finally:
+        os._exit(0)
+
+
+def _confine(template_pid: int, memory_mb: int) -> None:
+    """Dies with the template, keeps to its memory, writes no file and no core dump."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
+    if os.getppid() != template_pid:  # it went before prctl
+        os._exit(0)
+
+
+def _serve(pool: Connection, judge: Any, memory_mb: int) -> None:
+    golds: OrderedDict[str, Any] = OrderedDict()
+    pool.send_bytes(UP)
+    while True:
+        try:
+            gold, answer = json.loads(pool.recv_bytes())
+        except (EOFError, OSError):
+            return
+        verdict = _judge(pool, judge, golds, gold, answer)
+        peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 10 if sys.platform == "linux" else 1 << 20)
+        retiring = peak_mb > memory_mb / 2
+        pool.send_bytes(verdict + (RETIRING if retiring else b""))
+        if retiring:
+            return
+
+
+def _judge(pool: Connection, judge: Any, golds: OrderedDict[str, Any], gold: str, answer: str) -> bytes:
+    if gold not in golds:
+        try:
+            golds[gold] = judge.parse_gold(gold)
+        except BaseException:  # whatever it is, Math-Verify's own TimeoutException included
+            golds[gold] = None
+        if len(golds) > GOLDS_KEPT:
+            golds.popitem(last=False)
+    golds.move_to_end(gold)
+    if golds[gold] is None:
+        return NO_GOLD
+    pool.send_bytes(GOLD_READ)
+    try:
+        return RIGHT if judge.is_right(golds[gold], answer) else WRONG
+    except BaseException:
+        return RAISED

@@ -1,0 +1,242 @@
+"""``Verifier``: completions and golds in, verdicts out, in order, whatever the completions hold."""
+
+import asyncio
+import importlib.util
+import os
+import sys
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from multiprocessing.util import Finalize
+from typing import Any
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.verify.extract import extract_answer
+from sage_rlvr.verify.judge import compare_integers
+from sage_rlvr.verify.pool import DIED, GOLD_DIED, GOLD_TIMEOUT, TIMEOUT, Job, Pool
+from sage_rlvr.verify.template import NO_GOLD, RAISED, RIGHT, WRONG
+
+MATH = "sage_rlvr.verify.judge:MathJudge"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One completion judged. ``answer`` is what was extracted, None where nothing was or it was too long.
+
+    ``score`` and ``reason``: 1.0 "right"; 0.0 "wrong", "no answer", "too long", "timeout", "worker died", "judge raised";
+    None "empty gold", "gold too long", "unverifiable gold", "gold timeout", "gold killed the worker".
+    """
+
+    score: float | None
+    answer: str | None
+    reason: str
+
+
+_OUTCOMES: dict[bytes, tuple[float | None, str]] = {
+    RIGHT: (1.0, "right"),
+    WRONG: (0.0, "wrong"),
+    TIMEOUT: (0.0, "timeout"),
+    DIED: (0.0, "worker died"),
+    RAISED: (0.0, "judge raised"),
+    NO_GOLD: (None, "unverifiable gold"),
+    GOLD_TIMEOUT: (None, "gold timeout"),
+    GOLD_DIED: (None, "gold killed the worker"),
+}
+_LASTING = {
+    RIGHT,
+    WRONG,
+    NO_GOLD,
+}  # would be the same next time; a timeout or a death might have been the machine's fault
+
+
+class Verifier:
+    r"""A pool of killable worker processes around Math-Verify.
+
+    The answer is what ``extract_answer`` finds in the completion. Gold and answer are both read by Math-Verify as
+    ``\boxed{…}`` (``judge.py`` says exactly how) and compared gold first. A gold that cannot be read scores None,
+    never 0. A pair is judged once a call, and remembered across calls. An answer that hangs, or kills its worker,
+    scores 0.0 and costs a fork (milliseconds), never the batch.
+
+    Nothing starts before the first answer has to be judged. Usable from many threads at once, from asyncio
+    (``ascore``, ``ajudge``), from daemonic processes, after a fork (the child gets a pool of its own) and pickled (the settings
+    travel, the processes do not). The processes end with ``close()``, when the verifier is collected, at exit, and when
+    this process is killed; a verifier that was closed starts again when it is next used.
+
+    workers: processes; default one a CPU this process may use, 16 at most.
+    timeout_s: wall-clock seconds an answer may take, and a gold may take to be parsed; then SIGKILL.
+    memory_mb: address space a worker may take, itself included (about 70 MB).
+    max_chars: a longer completion is not looked at. max_answer_chars: nor is a longer answer or gold.
+    fallback: also take "the answer is …" or the last number for an answer (see ``extract_answer``).
+    judge_path: "module:Class" with ``parse_gold(gold)`` (None: unverifiable) and ``is_right(parsed, answer)``; made once, in the
+    process that workers are forked from. For answers that are not mathematics.
+    cache_size: how many judged pairs to remember.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        timeout_s: float = 5.0,
+        memory_mb: int = 1024,
+        max_chars: int = 1_000_000,
+        max_answer_chars: int = 2_000,
+        fallback: bool = False,
+        judge_path: str = MATH,
+        cache_size: int = 10_000,
+    ) -> None:
+        if workers is None:
+            workers = min(16, len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
+        _check(workers, timeout_s, memory_mb, judge_path)
+        self._pool: Pool | None = None
+        self._closer: Finalize | None = None
+        self._lock = threading.RLock()
+        self._cache: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+        self.workers, self.timeout_s, self.memory_mb = workers, timeout_s, memory_mb
+        self.max_chars, self.max_answer_chars, self.fallback = max_chars, max_answer_chars, fallback
+        self.judge_path, self.cache_size = judge_path, cache_size
+        _ALIVE.add(self)
+
+    def score(self, completions: Sequence[str], answers: Sequence[Any]) -> list[float | None]:
+        """1.0, 0.0, or None where the gold cannot be verified; in order."""
+        return [verdict.score for verdict in self.judge(completions, answers)]
+
+    def judge(self, completions: Sequence[str], answers: Sequence[Any]) -> list[Verdict]:
+        """Like ``score``, with the extracted answer and the reason."""
+        batch = self._submit(completions, answers)
+        try:
+            return batch.verdicts({pair: future.result() for pair, future in batch.futures.items()})
+        finally:  # Ctrl-C: what no worker has begun is not begun any more
+            for future in batch.futures.values():
+                future.cancel()
+
+    async def ascore(self, completions: Sequence[str], answers: Sequence[Any]) -> list[float | None]:
+        return [verdict.score for verdict in await self.ajudge(completions, answers)]
+
+    async def ajudge(self, completions: Sequence[str], answers: Sequence[Any]) -> list[Verdict]:
+        batch = self._submit(completions, answers)
+        outcomes = await asyncio.gather(*map(asyncio.wrap_future, batch.futures.values()))
+        return batch.verdicts(dict(zip(batch.futures, outcomes)))
+
+    def _submit(self, completions: Sequence[str], answers: Sequence[Any]) -> "_Batch":
+        if isinstance(completions, str) or isinstance(answers, str) or len(completions) != len(answers):
+            raise UserError(
+                f"Verifier: {len(completions)} completions and {len(answers)} answers; give two lists, one gold a completion."
+            )
+        batch = _Batch(self, [self._read(*item) for item in zip(completions, answers)])
+        jobs = []
+        with self._lock:
+            for pair in dict.fromkeys(item for item in batch.items if isinstance(item, tuple)):
+                if pair in self._cache:
+                    self._cache.move_to_end(pair)
+                    batch.known[pair] = self._cache[pair]
+                else:
+                    jobs.append(Job(*pair))
+                    batch.futures[pair] = jobs[-1].future
+            if jobs:
+                self._running_pool().submit(jobs)
+        return batch
+
+    def _read(self, completion: str, gold: Any) -> "Verdict | tuple[str, str]":
+        """The pair to judge, or the verdict where there is none. The gold comes first: without one, nothing is wrong."""
+        gold = "" if gold is None else str(gold).strip()
+        if not gold:
+            return Verdict(None, None, "empty gold")
+        if len(gold) > self.max_answer_chars:
+            return Verdict(None, None, "gold too long")
+        if len(completion) > self.max_chars:
+            return Verdict(0.0, None, "too long")
+        answer = extract_answer(completion, self.fallback)
+        if answer is None:
+            return Verdict(0.0, None, "no answer")
+        if len(answer) > self.max_answer_chars:
+            return Verdict(0.0, None, "too long")
+        answer = answer.encode("utf-8", "replace").decode()  # no lone surrogates: a verdict can be stored
+        equal = compare_integers(gold, answer) if self.judge_path == MATH else None
+        return (gold, answer) if equal is None else Verdict(float(equal), answer, "right" if equal else "wrong")
+
+    def _remember(self, outcomes: dict[tuple[str, str], bytes]) -> None:
+        with self._lock:
+            self._cache.update((pair, outcome) for pair, outcome in outcomes.items() if outcome in _LASTING)
+            while len(self._cache) > self.cache_size:
+                self._cache.popitem(last=False)
+
+    def _running_pool(self) -> Pool:
+        if self._pool is None:
+            if not hasattr(os, "fork"):
+                raise UserError("Verifier: this system cannot fork processes; run it on Linux, macOS or in WSL.")
+            self._pool = Pool(self.workers, self.timeout_s, self.judge_path, self.memory_mb)
+            # Runs once: when we are collected, at exit, at the end of a multiprocessing child, or in close().
+            self._closer = Finalize(self, self._pool.close, exitpriority=100)
+        return self._pool
+
+    def close(self) -> None:
+        with self._lock:
+            closer, self._pool, self._closer = self._closer, None, None
+        if closer is not None:
+            closer()
+
+    def __enter__(self) -> "Verifier":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        limits = (self.workers, self.timeout_s, self.memory_mb, self.max_chars, self.max_answer_chars)
+        return Verifier, (*limits, self.fallback, self.judge_path, self.cache_size)
+
+    def _forget(self) -> None:
+        """In a forked child: the pool belongs to the parent, and a lock may have been held by a thread that is not here."""
+        if self._pool is not None:
+            self._pool.forget()
+        if self._closer is not None:
+            self._closer.cancel()
+        self._pool, self._closer, self._lock = None, None, threading.RLock()
+
+
+class _Batch:
+    """One call: an item is a pair to judge, or a verdict that needed no judging."""
+
+    def __init__(self, verifier: Verifier, items: list[Verdict | tuple[str, str]]) -> None:
+        self._verifier, self.items = verifier, items
+        self.known: dict[tuple[str, str], bytes] = {}
+        self.futures: dict[tuple[str, str], Future[bytes]] = {}
+
+    def verdicts(self, outcomes: dict[tuple[str, str], bytes]) -> list[Verdict]:
+        self._verifier._remember(outcomes)
+        self.known.update(outcomes)
+        out = []
+        for item in self.items:
+            if isinstance(item, tuple):
+                score, reason = _OUTCOMES[self.known[item]]
+                item = Verdict(score, item[1], reason)
+            out.append(item)
+        return out
+
+
+def _check(workers: int, timeout_s: float, memory_mb: int, judge_path: str) -> None:
+    if workers < 1:
+        raise UserError(f"Verifier: workers={workers} must be at least 1.")
+    if not timeout_s > 0:
+        raise UserError(f"Verifier: timeout_s={timeout_s} must be above 0.")
+    if memory_mb < 256:
+        raise UserError(f"Verifier: memory_mb={memory_mb} leaves a worker no room; give it 256 or more.")
+    module, colon, name = judge_path.partition(":")
+    if not (module and colon and name):
+        raise UserError(f"Verifier: judge_path={judge_path!r} must be 'package.module:Class'.")
+    if judge_path == MATH and importlib.util.find_spec("math_verify") is None:
+        raise UserError("Verifier: Math-Verify is not installed; pip install 'math-verify>=0.9,<0.10'.")
+
+
+_ALIVE: "weakref.WeakSet[Verifier]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for verifier in list(_ALIVE):
+        verifier._forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,119 @@
+"""Workers that die, hang, stop and bloat, on purpose."""
+
+import os
+import signal
+import time
+
+import pytest
+from processes import DEADLY, children, eventually, state, template_pid
+
+from sage_rlvr.verify import Verifier
+
+
+def boxed(answers):
+    return [rf"\boxed{{{answer}}}" for answer in answers]
+
+
+@pytest.fixture
+def verifier():
+    with Verifier(workers=2, timeout_s=1.0, judge_path=DEADLY, memory_mb=512) as v:
+        yield v
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("segfault", "worker died"),
+        ("exit", "worker died"),
+        ("kill", "worker died"),
+        ("hang", "timeout"),
+        ("stop", "timeout"),
+        ("raise", "judge raised"),
+    ],
+)
+def test_a_bad_worker_costs_one_item(verifier, command, reason):
+    answers = ["a", command, "b", f"{command} again", *"cdef"]
+    verdicts = verifier.judge(boxed(answers), [*"axbxcdxf"])
+    assert [v.score for v in verdicts] == [1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0]
+    assert [verdicts[i].reason for i in (1, 3, 6)] == [reason, reason, "wrong"]
+    assert [v.answer for v in verdicts] == answers
+
+
+def test_a_thousand_deaths(verifier):
+    assert verifier.score(boxed("a"), ["a"]) == [1.0]
+    template = template_pid(verifier)
+    for batch in range(10):
+        deaths = [f"{command} {batch} {i}" for i in range(33) for command in ("segfault", "exit", "kill")]
+        deaths.append(f"hang {batch}")
+        answers = [answer for i, death in enumerate(deaths) for answer in (death, f"ok {batch} {i}")]
+        verdicts = verifier.judge(boxed(answers), answers)
+        assert {v.reason for v in verdicts[::2]} == {"worker died", "timeout"}
+        assert {v.reason for v in verdicts[1::2]} == {"right"}
+    assert template_pid(verifier) == template  # one template bore them all
+    assert eventually(lambda: len(children(template)) <= 2)
+    assert all(state(worker) != "Z" for worker in children(template))
+
+
+def test_an_idle_worker_that_is_killed_costs_nothing(verifier):
+    for round_ in range(5):
+        answers = [f"{round_} {i}" for i in range(8)]
+        assert verifier.score(boxed(answers), answers) == [1.0] * 8
+        for worker in children(template_pid(verifier)):
+            os.kill(worker, signal.SIGKILL)
+
+
+def test_a_template_that_is_killed_is_replaced(verifier):
+    assert verifier.score(boxed("ab"), [*"ab"]) == [1.0, 1.0]
+    template = template_pid(verifier)
+    workers = children(template)
+    os.kill(template, signal.SIGKILL)
+    assert eventually(lambda: not any(map(state, workers)))  # they went with it
+    assert verifier.score(boxed("cd"), [*"cd"]) == [1.0, 1.0]
+    assert template_pid(verifier) != template
+
+
+def test_a_gold_that_kills_or_hangs_is_unverifiable_for_all_its_answers(verifier):
+    golds = ["deadly"] * 20 + ["endless"] * 20 + ["unreadable"] * 20 + ["x"] * 20
+    verdicts = verifier.judge(boxed([f"{i}" for i in range(60)] + ["x"] * 20), golds)
+    assert [v.score for v in verdicts] == [None] * 60 + [1.0] * 20
+    assert [verdicts[i].reason for i in (0, 20, 40)] == ["gold killed the worker", "gold timeout", "unverifiable gold"]
+
+
+def test_memory_stays_under_its_limit():
+    with Verifier(workers=1, timeout_s=60, judge_path=DEADLY, memory_mb=512) as verifier:
+        assert verifier.score(boxed(["grow 512", "grow 512 again", "after"]), ["x", "x", "after"]) == [1.0, 1.0, 1.0]
+        assert verifier.score(boxed(["grow 200"]), ["x"]) == [0.0]  # that is: more than 200 MB could be had
+
+
+def test_a_worker_cannot_write_files(verifier, tmp_path):
+    target = tmp_path / "file"
+    assert verifier.judge(boxed([f"write {target}"]), ["x"])[0].reason == "judge raised"
+    assert not target.exists() or target.stat().st_size == 0
+
+
+def test_a_judge_that_cannot_be_loaded_is_an_error_not_a_zero():
+    with Verifier(workers=2, judge_path="no_such_module:Judge") as verifier:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="no_such_module"):
+                verifier.score(boxed("ab"), [*"ab"])
+
+
+def test_close_while_answers_wait(verifier):
+    import threading
+
+    errors = []
+
+    def score():
+        try:
+            verifier.score(boxed([f"sleep 0.2 {i}" for i in range(200)]), ["x"] * 200)
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=score)
+    thread.start()
+    assert eventually(lambda: verifier._pool is not None and verifier._pool._template._control is not None)
+    time.sleep(0.3)
+    verifier.close()
+    thread.join(60)
+    assert errors == ["the verifier was closed while it had answers to judge"]
+    assert verifier.score(boxed("a"), ["a"]) == [1.0]  # and it starts again
