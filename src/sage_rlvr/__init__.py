@@ -15,6 +15,8 @@ _HOME = {
         "anchor_penalty anchor_reward ESTIMATORS"
     ),
     "metrics": "pass_at_k support_metrics bootstrap_interval mean_at_n majority_at_k",
+    "train": "SAGEConfig SAGETrainer",
+    "verify": "Verifier verifiable_reward",
     "errors": "UserError",
 }
 _ROOM_OF = {name: room for room, names in _HOME.items() for name in names.split()}
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     )
     from sage_rlvr.errors import UserError
     from sage_rlvr.metrics import bootstrap_interval, majority_at_k, mean_at_n, pass_at_k, support_metrics
+    from sage_rlvr.train import SAGEConfig, SAGETrainer
+    from sage_rlvr.verify import Verifier, verifiable_reward
 
 __all__ = [
     "ESTIMATORS",
@@ -43,10 +47,13 @@ __all__ = [
     "CosineRestarts",
     "Guide",
     "RandomGuide",
+    "SAGEConfig",
+    "SAGETrainer",
     "Signals",
     "TemperedGuide",
     "TokenGuide",
     "UserError",
+    "Verifier",
     "anchor_penalty",
     "anchor_reward",
     "bootstrap_interval",
@@ -56,6 +63,7 @@ __all__ = [
     "pass_at_k",
     "register_guide",
     "support_metrics",
+    "verifiable_reward",
 ]
 
 

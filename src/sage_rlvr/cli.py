@@ -19,6 +19,9 @@ class Verb:
     run: Callable[[argparse.Namespace], None]
 
 
+# ---- lab -----------------------------------------------------------------------------------------------------------
+
+
 def _lab_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--out", default="runs/lab", help="folder for the figures and lab.json (default: %(default)s)")
     p.add_argument("--seed", type=int, default=0, help="which random world (default: %(default)s)")
@@ -31,12 +34,129 @@ def _lab(args: argparse.Namespace) -> None:
         raise RuntimeError(f"a check of the theory does not hold for --seed {args.seed}: see the table above.")
 
 
+# ---- tasks ---------------------------------------------------------------------------------------------------------
+
+
+def _tasks_flags(p: argparse.ArgumentParser) -> None:
+    p.add_argument("what", nargs="?", choices=["show", "decontaminate"], help="nothing: list them all")
+    p.add_argument("name", nargs="?", help="a task, such as amc23")
+    p.add_argument("n", nargs="?", type=int, default=3, help="how many problems to show (default: %(default)s)")
+    p.add_argument("--format", default="paper", help="prompt format: paper, boxed or plain (default: %(default)s)")
+    p.add_argument("--data_dir", help="folder of local task files (default: $SAGE_RLVR_DATA, then ./data)")
+    p.add_argument("--split", help="another split than the task's own")
+    p.add_argument("--pairs", action="store_true", help="decontaminate: print what was dropped beside what it repeats")
+
+
+def _tasks(args: argparse.Namespace) -> None:
+    from sage_rlvr.tasks import page
+
+    if args.what is None:
+        page.show_list()
+    elif args.name is None:
+        raise UserError(f"tasks {args.what} needs a task: write sage-rlvr tasks {args.what} amc23.")
+    elif args.what == "show":
+        page.show_problems(args.name, args.n, args.format, args.data_dir, split=args.split)
+    else:
+        page.show_decontamination(args.name, args.data_dir, args.pairs)
+
+
+# ---- train ---------------------------------------------------------------------------------------------------------
+
+
+def _train_flags(p: argparse.ArgumentParser) -> None:
+    p.add_argument("argv", nargs=argparse.REMAINDER)
+
+
+def _train(args: argparse.Namespace) -> None:
+    from sage_rlvr.train import run
+
+    if "--help" in args.argv or "-h" in args.argv:
+        print(run.short_help())
+    elif "--help_all" in args.argv:
+        run.make_parser().print_help()
+    else:
+        print(f"trained: {run.train(args.argv)}")
+
+
+def _recipes_flags(p: argparse.ArgumentParser) -> None:
+    p.add_argument("name", nargs="?", help="show this recipe, with all that it extends merged in")
+
+
+def _recipes(args: argparse.Namespace) -> None:
+    import yaml
+
+    from sage_rlvr.train.recipes import list_recipes, load_recipe
+
+    if args.name:
+        print(yaml.safe_dump(load_recipe(args.name), sort_keys=False, allow_unicode=True), end="")
+    else:
+        for name, about in list_recipes().items():
+            print(f"{name:<24} {about}")
+
+
+# ---- models --------------------------------------------------------------------------------------------------------
+
+
+def _merge_flags(p: argparse.ArgumentParser) -> None:
+    p.add_argument("adapter", help="folder of a PEFT adapter")
+    p.add_argument("--out", required=True, help="folder for the merged weights and the tokenizer")
+    p.add_argument("--base", help="base model (default: the one the adapter names)")
+    p.add_argument("--dtype", help="dtype of the merged weights (default: the base's)")
+    p.add_argument("--force", action="store_true", help="replace --out if it is there")
+
+
+def _merge(args: argparse.Namespace) -> None:
+    from sage_rlvr.models import merge_adapter
+
+    print(f"merged: {merge_adapter(args.adapter, args.out, base=args.base, dtype=args.dtype, force=args.force)}")
+
+
+def _export_flags(p: argparse.ArgumentParser) -> None:
+    p.add_argument("source", help="a model folder, an adapter folder, a .gguf file or a Hub id")
+    p.add_argument("--out", required=True, help="folder for safetensors, tokenizer and generation config")
+    p.add_argument("--dtype", default="bfloat16", help="dtype of the weights (default: %(default)s)")
+    p.add_argument("--force", action="store_true", help="replace --out if it is there")
+
+
+def _export(args: argparse.Namespace) -> None:
+    from sage_rlvr.models import export_model
+
+    print(f"exported: {export_model(args.source, args.out, dtype=args.dtype, force=args.force)}")
+
+
 VERBS = {
     "lab": Verb(
         "check the theory by exact enumeration: which solution each estimator reaches",
         "sage-rlvr lab --out runs/lab",
         _lab_flags,
         _lab,
+    ),
+    "tasks": Verb(
+        "list the tasks, show problems as the model will see them, or what decontamination drops",
+        "sage-rlvr tasks show countdown-ltr 3",
+        _tasks_flags,
+        _tasks,
+    ),
+    "train": Verb(
+        "train with a shaped anchor: SFT where the recipe asks for it, then RL",
+        "sage-rlvr train --config recipes/branch.yaml --learning_rate 1e-6",
+        _train_flags,
+        _train,
+    ),
+    "recipes": Verb(
+        "list the recipes that ship, or show one in full", "sage-rlvr recipes branch", _recipes_flags, _recipes
+    ),
+    "merge": Verb(
+        "merge a LoRA adapter into its base model",
+        "sage-rlvr merge runs/branch --out runs/branch-merged",
+        _merge_flags,
+        _merge,
+    ),
+    "export": Verb(
+        "write merged weights in one dtype, ready to serve or to convert",
+        "sage-rlvr export runs/branch --out branch-bf16",
+        _export_flags,
+        _export,
     ),
 }
 
@@ -50,22 +170,32 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"sage-rlvr {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, verb in VERBS.items():
-        sub = verbs.add_parser(name, help=verb.help, description=verb.help, epilog=f"example: {verb.example}")
+        own_help = name != "train"  # its flags are TRL's to parse
+        sub = verbs.add_parser(
+            name, help=verb.help, description=verb.help, epilog=f"example: {verb.example}", add_help=own_help
+        )
         verb.add(sub)
         sub.set_defaults(run=verb.run)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == ["train"]:  # argparse's REMAINDER would swallow nothing that starts with a dash
+        args = argparse.Namespace(verb="train", run=_train, argv=argv[1:])
+    else:
+        args = _parser().parse_args(argv)
     try:
         args.run(args)
     except UserError as e:
         print(f"sage-rlvr {args.verb}: {e}", file=sys.stderr)
         return 2
-    except RuntimeError as e:
+    except (RuntimeError, FloatingPointError) as e:
         print(f"sage-rlvr {args.verb}: {e}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # the reader has seen enough: | head
+        sys.stderr.close()
+        return 0
     except KeyboardInterrupt:
         print(f"\nsage-rlvr {args.verb}: interrupted", file=sys.stderr)
         return 130

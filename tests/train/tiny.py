@@ -57,11 +57,11 @@ def dataset(rows=32):
 
 
 def given_rollouts(prompts, trainer):
-    """Completions as a function of the prompt and of how many times it was seen in this call: sampling without a sampler."""
-    tok, counts, out = trainer.processing_class, {}, {"prompt_ids": [], "completion_ids": [], "logprobs": []}
-    for prompt in prompts:
-        counts[prompt] = counts.get(prompt, 0) + 1
-        digest = hashlib.sha256(f"{prompt}|{counts[prompt]}".encode()).digest()
+    """Completions as a function of the prompt and the place in its group, however rows lie on processes."""
+    tok, out = trainer.processing_class, {"prompt_ids": [], "completion_ids": [], "logprobs": []}
+    first = trainer.accelerator.process_index * len(prompts)
+    for row, prompt in enumerate(prompts, start=first):
+        digest = hashlib.sha256(f"{prompt}|{row % trainer.num_generations}".encode()).digest()
         length = 3 + digest[0] % 8
         ids = [3 + b % len(LETTERS) for b in digest[1 : 1 + length]] + [tok.eos_token_id]
         out["prompt_ids"].append(tok(prompt)["input_ids"])
@@ -79,7 +79,8 @@ def config(cls, out, **kwargs):
     defaults = {
         "output_dir": str(out), "per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 16,
         "learning_rate": 1e-2, "max_steps": 2, "logging_steps": 1, "report_to": "none", "save_strategy": "no", "use_cpu": True,
-        "bf16": False, "beta": 0.2, "gradient_checkpointing": False, "disable_tqdm": True, "seed": 7, "lr_scheduler_type": "constant",
+        "bf16": False, "beta": 0.2, "gradient_checkpointing": False, "disable_tqdm": True, "seed": 7,
+        "lr_scheduler_type": "constant",
         "temperature": 0.9, "shuffle_dataset": True,
     }  # fmt: skip
     return cls(**(defaults | kwargs))

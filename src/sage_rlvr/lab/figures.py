@@ -24,7 +24,9 @@ def _axes(columns: int, width: float, height: float) -> tuple[Any, Any]:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, columns, figsize=(width, height), sharey=True, squeeze=False, layout="constrained")
+    figure, axes = pyplot.subplots(
+        1, columns, figsize=(width, height), sharey=True, squeeze=False, layout="constrained"
+    )
     for ax in axes[0]:
         ax.spines[["top", "right"]].set_visible(False)
     return figure, axes[0]

@@ -112,10 +112,17 @@ class HeldOutPassAtK(TrainerCallback):
     """
 
     def __init__(
-        self, trainer: Any, rows: list[dict[str, Any]], reward_func: Any, every: int, n: int = 8, seed: int = 0
+        self,
+        trainer: Any,
+        rows: list[dict[str, Any]],
+        reward_func: Any,
+        every: int,
+        n: int = 8,
+        seed: int = 0,
+        label: str = "",
     ):
         self.trainer, self.rows, self.reward_func = trainer, rows, reward_func
-        self.every, self.n, self.seed = every, n, seed
+        self.every, self.n, self.seed, self.label = every, n, seed, f"{label}/" if label else ""
         self.history: list[dict[str, float]] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -156,6 +163,8 @@ class HeldOutPassAtK(TrainerCallback):
         right = [sum(v > 0 for v in g if v is not None) for g in groups if None not in g]
         if not right:
             return
-        out = {f"held_out/pass@{k}": float(pass_at_k(self.n, right, k).mean()) for k in sorted({1, self.n})}
+        out = {f"held_out/{self.label}pass@{k}": float(pass_at_k(self.n, right, k).mean()) for k in sorted({1, self.n})}
         self.history.append({"step": step, **out})
+        due = self.trainer.control.should_log
         self.trainer.log(dict(out))
+        self.trainer.control.should_log = due  # logging would otherwise count as this step's own log

@@ -168,6 +168,8 @@ class SAGEConfig(GRPOConfig):
                 "state alone and that gradient vanishes in expectation; choose 'k3' (as published), 'k1-reward' (exact), or "
                 "guide='tempered'."
             )
+        if self.guide_center == "batch" and not self.guide_hold:
+            raise UserError("guide_center='batch' takes the mean over a rollout batch, so it needs guide_hold=True.")
         missing = sorted(set(guide.needs) - PROVIDED)
         if missing:
             raise UserError(

@@ -280,11 +280,7 @@ class SAGETrainer(GRPOTrainer):
         )
 
     def _log_q(self, inputs: dict[str, Any], logps: Tensor, entropies: Tensor | None, mask: Tensor) -> Tensor:
-        log_q = self.guide(self._signals(inputs, logps, entropies, mask))  # type: ignore[misc]
-        if self.args.guide_center == "batch":
-            total = self.accelerator.reduce(torch.stack([log_q.sum(), mask.sum().to(log_q.dtype)]), reduction="sum")
-            log_q = (log_q - total[0] / total[1].clamp(min=1)) * mask
-        return log_q
+        return self.guide(self._signals(inputs, logps, entropies, mask))  # type: ignore[misc]
 
     def held_log_q(self, inputs: dict[str, Any], logps: Tensor, entropies: Tensor | None, mask: Tensor) -> Tensor:
         """log q of this slice of the rollout batch: from the sampling pass, or from its first use; anew if not held."""
@@ -300,8 +296,8 @@ class SAGETrainer(GRPOTrainer):
     def _shape_rollouts(self, output: dict[str, Any]) -> None:
         """log q at the sampling policy where a pass over it was made, and the k1 reward on top of the advantages."""
         logps, entropies = output.get("old_per_token_logps"), output.get("sage_entropies")
-        credit = self.estimator == "k1-reward"
-        if credit and logps is None:
+        credit, center = self.estimator == "k1-reward", self.args.guide_center == "batch"
+        if logps is None and (credit or center):
             logps, entropies = self._sampling_pass(output)
         if logps is None or not (credit or (self.guide is not None and self.args.guide_hold)):
             return
@@ -309,13 +305,17 @@ class SAGETrainer(GRPOTrainer):
         log_q = torch.zeros_like(logps)
         if self.guide is not None:
             log_q = self._log_q(output, logps, entropies, mask)
+            if center:  # over the whole rollout batch, so that no split of it changes the mean
+                total = self.accelerator.reduce(torch.stack([log_q.sum(), mask.sum().to(log_q.dtype)]), reduction="sum")
+                log_q = (log_q - total[0] / total[1].clamp(min=1)) * mask
             if self.args.guide_hold:
                 output["sage_log_q"] = log_q
         if credit:
             self._add_bonus(output, logps, log_q, mask)
 
     def _sampling_pass(self, output: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
-        """The one extra pass of k1-reward where TRL made none: log-probs and entropies of the policy that sampled."""
+        """Log-probs and entropies of the policy that sampled: the one extra pass of k1-reward, and of a centred guide, where
+        TRL made none."""
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
         attention = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
         size = self.args.per_device_train_batch_size if self.model.training else self.args.per_device_eval_batch_size

@@ -1,0 +1,18 @@
+"""Floor 2. Models: loading them, GGUF files, adapters merged, weights exported."""
+
+from sage_rlvr.models.folders import whole_folder, write_whole
+from sage_rlvr.models.gguf import gguf_folder
+from sage_rlvr.models.loading import base_of, is_adapter, load_model, load_tokenizer
+from sage_rlvr.models.merge import export_model, merge_adapter
+
+__all__ = [
+    "base_of",
+    "export_model",
+    "gguf_folder",
+    "is_adapter",
+    "load_model",
+    "load_tokenizer",
+    "merge_adapter",
+    "whole_folder",
+    "write_whole",
+]

@@ -1,0 +1,122 @@
+"""Recipes: YAML files of settings, where one may extend another; the paper's come with the package.
+
+extends: branch.yaml          # beside this file, or a packaged name; may itself extend another
+guide_args: {ratio: 0.5}      # mappings are merged key by key, everything else is replaced
+sft: null                     # removed
+"""
+
+import re
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sage_rlvr.errors import UserError
+
+
+def load_recipe(path_or_name: str | Path) -> dict[str, Any]:
+    """The settings of a recipe, those it extends merged in. An existing path wins; else a packaged name ("branch",
+    "branch.yaml" or "recipes/branch.yaml")."""
+    path = Path(path_or_name)
+    return _load(path.resolve() if path.is_file() else _packaged(str(path_or_name)), ())
+
+
+def list_recipes() -> dict[str, str]:
+    """The packaged recipes: name → what its first comment line says."""
+    found = {f.name.removesuffix(".yaml"): f for f in _shelf().iterdir() if f.name.endswith(".yaml")}
+    return {name: _description(found[name]) for name in sorted(found)}
+
+
+def merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """``over`` laid on ``under``: mappings merge key by key, null removes a key, anything else replaces it."""
+    out = dict(under)
+    for key, value in over.items():
+        if isinstance(value, dict):
+            below = out.get(key)
+            out[key] = merged(below if isinstance(below, dict) else {}, value)
+        elif value is None:
+            out.pop(key, None)
+        else:
+            out[key] = value
+    return out
+
+
+def _load(file: Path | Traversable, chain: tuple[str, ...]) -> dict[str, Any]:
+    if str(file) in chain:
+        loop = " → ".join(Path(name).name for name in [*chain[chain.index(str(file)) :], str(file)])
+        raise UserError(f"recipe {Path(chain[0]).name} extends itself ({loop}): take one extends: out.")
+    own = _read(file)
+    below: dict[str, Any] = {}
+    if "extends" in own:
+        named = own.pop("extends")
+        if not isinstance(named, str):
+            raise UserError(f"{file}: extends: {named!r} is not the name of one recipe; write extends: branch.yaml.")
+        below = _load(_beside(file, named) or _packaged(named), (*chain, str(file)))
+    if isinstance(own.get("sft"), str) and (near := _beside(file, own["sft"])):
+        own["sft"] = str(near)  # so that it is found from any working directory
+    return merged(below, own)
+
+
+def _beside(file: Path | Traversable, named: str) -> Path | None:
+    """The file of that name in the same folder; the packaged ones go by name, so that they are the same from anywhere."""
+    if not isinstance(file, Path):  # inside a zip
+        return None
+    path = (file.parent / named).resolve()
+    return path if path.is_file() and path.parent != Path(str(_shelf())).resolve() else None
+
+
+def _shelf() -> Traversable:
+    return files("sage_rlvr").joinpath("recipes")
+
+
+def _packaged(name: str) -> Traversable:
+    plain = name.removeprefix("recipes/").removesuffix(".yaml")
+    file = _shelf().joinpath(f"{plain}.yaml")
+    if "/" in plain or not file.is_file():
+        raise UserError(
+            f"there is no recipe {name!r}, neither as a file nor with the package: choose from {', '.join(list_recipes())}."
+        )
+    return file
+
+
+def _description(file: Traversable) -> str:
+    first = file.read_text(encoding="utf-8").partition("\n")[0]
+    return first.removeprefix("#").strip() if first.startswith("#") else ""
+
+
+# ---- YAML, strict where PyYAML is lax ----------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """A key written twice is an error, and 5e-6 is a number (YAML 1.1 wants 5.0e-6 and reads the other as text)."""
+
+
+_Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    keys = [loader.construct_object(key) for key, _ in node.value]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise yaml.constructor.ConstructorError(problem=f"{key!r} is there twice", problem_mark=node.start_mark)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+
+
+def _read(file: Path | Traversable) -> dict[str, Any]:
+    try:
+        content = yaml.load(file.read_text(encoding="utf-8"), _Loader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
+        raise UserError(f"{file} cannot be read ({' '.join(str(e).split())[:160]}): mend the YAML.") from e
+    if content is None:
+        return {}
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise UserError(f"{file} is not a list of 'name: value' lines: write one setting a line.")
+    return content

@@ -1,0 +1,260 @@
+"""``sage-rlvr train``: a recipe and flags in TRL's way, SFT where the recipe asks for it, then RL; run again, it goes on."""
+
+import difflib
+import json
+import os
+import re
+from dataclasses import asdict, dataclass, field, fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.models import is_adapter, load_model, load_tokenizer, write_whole
+from sage_rlvr.tasks import (
+    Problem,
+    chat_template,
+    decontaminate,
+    evaluation_problems,
+    get_format,
+    keep_verifiable,
+    load_task,
+    make_scorer,
+    rows,
+    task_reward,
+)
+from sage_rlvr.train import sft
+from sage_rlvr.train.callbacks import HeldOutPassAtK
+from sage_rlvr.train.config import SAGEConfig
+from sage_rlvr.train.recipes import list_recipes, load_recipe
+from sage_rlvr.train.trainer import SAGETrainer
+
+RECORD = "run.json"
+# Settings that change neither data nor weights: a run may go on with others
+_FREE = re.compile(
+    r"output_dir|logging_|log_|disable_tqdm|report_to|run_name|project$|trackio|save_|push_|hub_|resume|dataloader_num|"
+    r"dataloader_pin|dataloader_pers|dataloader_pre|local_rank|vllm_(gpu|server|group|tensor|enable|max_model)|held_out|data_dir"
+)
+
+
+@dataclass
+class RunArguments:
+    """What a run needs beside SAGEConfig and TRL's ModelConfig."""
+
+    task: str = field(
+        default="dapo-math-17k", metadata={"help": "Problems to train on ('sage-rlvr tasks' lists them)."}
+    )
+    rows: int | None = field(default=None, metadata={"help": "Only the first rows of the task."})
+    prompt_format: str = field(default="paper", metadata={"help": "Prompt format: paper, boxed or plain."})
+    data_dir: str | None = field(default=None, metadata={"help": "Folder of local task files, in the Hub's schema."})
+    decontaminate: bool = field(default=True, metadata={"help": "Drop problems that repeat an evaluation problem."})
+    sft: str | None = field(default=None, metadata={"help": "Recipe of the SFT stage before RL; none: RL only."})
+    sft_dir: str | None = field(
+        default=None, metadata={"help": "Where the SFT stage lives; beside output_dir unless said, shared by its runs."}
+    )
+    held_out: list[str] | None = field(
+        default=None, metadata={"help": "Tasks whose pass@k is measured while training."}
+    )
+    held_out_rows: int = field(default=32, metadata={"help": "Problems of each held-out task."})
+    held_out_every: int = field(default=50, metadata={"help": "Steps between held-out measurements."})
+    held_out_n: int = field(default=8, metadata={"help": "Samples a held-out problem: pass@1 and pass@n are logged."})
+    resume: bool = field(default=True, metadata={"help": "Go on from the newest whole checkpoint in output_dir."})
+
+
+# ---- parsing -------------------------------------------------------------------------------------------------------
+
+
+def make_parser() -> TrlParser:
+    return TrlParser((RunArguments, SAGEConfig, ModelConfig), prog="sage-rlvr train", allow_abbrev=False)
+
+
+def parse(argv: list[str]) -> tuple[RunArguments, SAGEConfig, ModelConfig]:
+    """``--config RECIPE`` gives defaults, flags override them; an unknown name on either side is refused."""
+    argv, name = list(argv), None
+    if "--config" in argv:
+        at = argv.index("--config")
+        if at + 1 == len(argv):
+            raise UserError(
+                "--config names no recipe: write --config recipes/branch.yaml ('sage-rlvr recipes' lists them)."
+            )
+        name = argv[at + 1]
+        del argv[at : at + 2]
+    settings = load_recipe(name) if name else {}
+    for key, value in (settings.pop("env", None) or {}).items():
+        os.environ[key] = str(value)
+    settings.setdefault("output_dir", f"runs/{Path(name).stem}" if name else "runs/sage")
+    parser = make_parser()
+    unknown = parser.set_defaults_with_config(**settings)
+    if unknown:
+        raise UserError(f"recipe {name}: {_unknown(unknown[0].removeprefix('--'))}")
+    *parsed, strangers = parser.parse_args_into_dataclasses(args=argv, return_remaining_strings=True)
+    if strangers:
+        raise UserError(_unknown(strangers[0].removeprefix("--")))
+    return tuple(parsed)
+
+
+def _unknown(name: str) -> str:
+    known = {f.name for cls in (RunArguments, SAGEConfig, ModelConfig) for f in fields(cls)}
+    close = difflib.get_close_matches(name, known, n=3)
+    return f"there is no setting {name!r}" + (f"; did you mean {' or '.join(close)}?" if close else ": see --help_all.")
+
+
+def short_help() -> str:
+    """Our own settings; TRL's some hundred more are behind --help_all."""
+    ours = [f for f in fields(SAGEConfig) if f.name in SAGEConfig.__annotations__] + list(fields(RunArguments))
+    lines = [f"  --{f.name:<22} {f.metadata.get('help', '')} (default: {f.default})" for f in ours]
+    recipes = [f"  {name:<24} {about}" for name, about in list_recipes().items()]
+    return "\n".join(
+        [
+            "usage: sage-rlvr train [--config RECIPE] [--model_name_or_path MODEL] [--SETTING VALUE ...]",
+            "",
+            "Train with a shaped anchor. Flags override the recipe; every option of TRL's GRPOConfig and ModelConfig",
+            "works too (--help_all). Run the same command again to go on after an interruption.",
+            "",
+            "settings:",
+            *lines,
+            "",
+            "recipes:",
+            *recipes,
+            "",
+            "example: sage-rlvr train --config recipes/branch.yaml --learning_rate 1e-6",
+        ]
+    )
+
+
+# ---- running -------------------------------------------------------------------------------------------------------
+
+
+def train(argv: list[str]) -> Path:
+    """The whole run; answers the folder of the trained weights."""
+    run, args, model_args = parse(argv)
+    _check_installed(args)
+    start = _sft_stage(run, args, model_args) or model_args.model_name_or_path
+    if not start:
+        raise UserError("no model to train: give --model_name_or_path a Hub id, a folder or a .gguf file.")
+    if args.max_steps == 0:
+        print(f"max_steps=0: RL takes no step, the model is {start}")
+        return Path(start)
+    folder = Path(args.output_dir)
+    settings = _settings(run, args, model_args)
+    finished = _read_record(folder, settings)
+    if finished and run.resume:
+        print(
+            f"{folder} is finished; its weights are there (another output_dir starts a new run, --no_resume this one again)"
+        )
+        return folder
+    trainer = build(run, args, model_args, str(start))
+    if args.process_index == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / RECORD, json.dumps({"settings": settings, "finished": False}, indent=1) + "\n")
+    trainer.train(resume_from_checkpoint=bool(run.resume) or None)
+    trainer.save_model(args.output_dir)
+    if args.process_index == 0:
+        write_whole(folder / RECORD, json.dumps({"settings": settings, "finished": True}, indent=1) + "\n")
+    if args.push_to_hub:
+        trainer.push_to_hub(dataset_name=run.task)
+    return folder
+
+
+def build(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: str) -> SAGETrainer:
+    """The trainer of a run, with data, prompts, reward and held-out measurement as the arguments say."""
+    trusted = args.trust_remote_code
+    tokenizer = load_tokenizer(start, trust_remote_code=trusted)
+    tokenizer.chat_template = chat_template(tokenizer, run.prompt_format)
+    tokenizer.padding_side = "left"
+    if args.stop_strings is None:
+        args.stop_strings = list(get_format(run.prompt_format).stop)
+    adapter = is_adapter(start)
+    model = load_model(
+        start,
+        dtype=model_args.dtype,
+        trust_remote_code=trusted,
+        attn_implementation=model_args.attn_implementation,
+        trainable_adapter=adapter,
+        **({"quantization_config": q} if (q := get_quantization_config(model_args)) is not None else {}),
+    )
+    reward = task_reward(run.task, run.prompt_format)
+    trainer = SAGETrainer(
+        model,
+        reward,
+        args,
+        train_dataset=Dataset.from_list(rows(problems(run), run.prompt_format)),
+        processing_class=tokenizer,
+        peft_config=None if adapter else get_peft_config(model_args),  # an adapter from SFT is trained further
+    )
+    for name in run.held_out or []:
+        held = load_task(name, run.data_dir, run.held_out_rows, split="test")
+        judge = task_reward(name, run.prompt_format)
+        callback = HeldOutPassAtK(
+            trainer, rows(held, run.prompt_format), judge, run.held_out_every, run.held_out_n, label=name
+        )
+        trainer.add_callback(callback)
+    return trainer
+
+
+def problems(run: RunArguments) -> list[Problem]:
+    """The training problems: those with a gold that can be judged, less the ones that repeat an evaluation problem."""
+    found = load_task(run.task, run.data_dir)
+    if run.decontaminate:
+        against, missing = evaluation_problems(run.data_dir)
+        against.pop(run.task, None)
+        report = decontaminate(found, against, missing=missing)
+        print(report.summary())
+        found = report.kept
+    if run.rows is not None:
+        found = found[: run.rows]
+    with make_scorer(run.task) as scorer:
+        found, _ = keep_verifiable(found, scorer)
+    if not found:
+        raise UserError(f"no problem of task {run.task!r} is left to train on: check rows, data_dir and decontaminate.")
+    return found
+
+
+def _sft_stage(run: RunArguments, args: SAGEConfig, model_args: ModelConfig) -> Path | None:
+    if not run.sft:
+        return None
+    folder = Path(run.sft_dir) if run.sft_dir else Path(args.output_dir).parent / "sft"
+    recipe = load_recipe(run.sft)
+    more: dict[str, Any] = {"report_to": args.report_to, "disable_tqdm": args.disable_tqdm, "use_cpu": args.use_cpu}
+    if "8bit" in str(recipe.get("optim")) and find_spec("bitsandbytes") is None:
+        more["optim"] = args.optim  # checked above: the run has been told to do without
+    if run.data_dir:
+        more["data_dir"] = run.data_dir
+    if not run.decontaminate:
+        more["decontaminate"] = False
+    stage, config = sft.from_recipe(recipe, folder, model_args.model_name_or_path, **more)
+    return sft.run_sft(stage, config)
+
+
+def _check_installed(args: SAGEConfig) -> None:
+    optim = str(getattr(args.optim, "value", args.optim))
+    if "8bit" in optim and find_spec("bitsandbytes") is None:
+        raise UserError(f"optim={optim} needs bitsandbytes: pip install 'sage-rlvr[gpu]', or set --optim adamw_torch.")
+    if args.use_vllm and find_spec("vllm") is None:
+        raise UserError("use_vllm needs vLLM: pip install 'sage-rlvr[vllm]', or set --use_vllm false.")
+
+
+# ---- the record: what the folder was made with -------------------------------------------------------------------
+
+
+def _settings(run: RunArguments, args: SAGEConfig, model_args: ModelConfig) -> dict[str, Any]:
+    everything = asdict(run) | args.to_dict() | asdict(model_args)
+    return json.loads(json.dumps({k: v for k, v in sorted(everything.items()) if not _FREE.match(k)}, default=str))
+
+
+def _read_record(folder: Path, settings: dict[str, Any]) -> bool:
+    """Whether the run in this folder is finished; other settings than its own are refused with the field that differs."""
+    path = folder / RECORD
+    if not path.is_file():
+        return False
+    record = json.loads(path.read_text(encoding="utf-8"))
+    for name in sorted(record["settings"].keys() & settings.keys()):
+        if record["settings"][name] != settings[name]:
+            raise UserError(
+                f"{folder} was made with {name}={record['settings'][name]!r} and this run has {settings[name]!r}: "
+                f"use another output_dir, or set {name} back."
+            )
+    return record["finished"]

@@ -1,0 +1,83 @@
+"""The seam into TRL, pinned. When one of these fails after an upgrade, read its message and then train/trainer.py."""
+
+import inspect
+import re
+
+import trl
+from trl import GRPOConfig, GRPOTrainer
+from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer import utils
+
+
+def source(function):
+    return inspect.getsource(function)
+
+
+def says(found, what):
+    assert found, f"TRL {trl.__version__} moved the seam: {what} (train/trainer.py relies on it)."
+
+
+def test_version_is_the_one_that_was_tested():
+    says(trl.__version__.startswith("1.16."), "the tested version is 1.16; run the parity tests, then change the pin")
+
+
+def test_the_reference_is_read_after_the_forward_pass():
+    code = source(GRPOTrainer._compute_loss)
+    forward = code.find("self._get_per_token_logps_and_entropies(")
+    read = [m.start() for m in re.finditer(r'inputs\["ref_per_token_logps"\]', code)]
+    says(
+        forward > 0 and code.count("self._get_per_token_logps_and_entropies(") == 1,
+        "_compute_loss makes one forward pass",
+    )
+    says(
+        len(read) == 1 and read[0] > forward, '_compute_loss reads inputs["ref_per_token_logps"] once, after that pass'
+    )
+    says("compute_entropy=True" in code, "_compute_loss asks for entropies")
+    says("if self.beta != 0.0:" in code, "self.beta = 0 switches TRL's own penalty off")
+    says("use_bias_correction_kl" in code, "use_bias_correction_kl multiplies k3 by the ratio")
+    says('inputs.get("old_per_token_logps")' in code, "old log-probs come from inputs")
+
+
+def test_the_helper_takes_and_gives_what_we_pass_on():
+    names = list(inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters)
+    says(
+        names[:5] == ["self", "model", "input_ids", "attention_mask", "logits_to_keep"], "the helper's first arguments"
+    )
+    says({"batch_size", "compute_entropy", "compute_aux_loss"} <= set(names), "the helper's keywords")
+    says(
+        "return logps, entropies, aux_loss" in source(GRPOTrainer._get_per_token_logps_and_entropies),
+        "its three answers",
+    )
+
+
+def test_rollouts_hold_what_shaping_needs():
+    code = source(GRPOTrainer._generate_and_score_completions)
+    for key in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch"):
+        says(f'"{key}": {key}' in code, f"the rollout batch has {key}")
+    for key in ("old_per_token_logps", "ref_per_token_logps", "tool_mask"):
+        says(f'output["{key}"] = {key}' in code, f"the rollout batch has {key}, the very tensor the pass gave")
+    says("self.mask_truncated_completions" in code, "overlong filtering is decided by self.mask_truncated_completions")
+    says(
+        "self._calculate_rewards(inputs, prompts, completions, completion_ids_list)" in code,
+        "rewards by _calculate_rewards",
+    )
+    says("completion_ids," in source(GRPOTrainer._generate), "_generate gives completion ids second")
+
+
+def test_the_buffer_is_ours_to_checkpoint():
+    code = source(GRPOTrainer._prepare_inputs)
+    says("self._step % generate_every == 0 or self._buffered_inputs is None" in code, "_step and _buffered_inputs")
+    says(
+        "shuffle_sequence_dict" in code and "split_tensor_dict" in code, "extra keys of a rollout batch travel with it"
+    )
+    says("self._step += 1" in source(GRPOTrainer.training_step), "_step counts micro-batches")
+
+
+def test_the_rest_we_lean_on():
+    says({"outputs", "temperature", "cast_lm_head_to_fp32"} <= set(inspect.signature(utils.add_fused_lm_head).parameters),
+         "add_fused_lm_head can give entropies")  # fmt: skip
+    says("generation_kwargs.update(self.generation_kwargs)" in source(VLLMGeneration.generate),
+         "vLLM's sampling takes generation_kwargs at each call")  # fmt: skip
+    says("use_bias_correction_kl" in GRPOConfig.__dataclass_fields__, "use_bias_correction_kl is a field")
+    fields = ("data_source", "mini_repeat_count", "batch_size", "repeat_count", "shuffle", "seed")
+    says(set(fields) <= set(inspect.signature(utils.RepeatSampler).parameters), "RepeatSampler's arguments")
