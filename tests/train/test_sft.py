@@ -17,7 +17,8 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig
 from sage_rlvr.errors import UserError
 from sage_rlvr.models import load_model, load_tokenizer
 from sage_rlvr.tasks import PAPER_CHAT_TEMPLATE, Problem, sft_rows
-from sage_rlvr.train.sft import RECORD, SFTRun, from_recipe, last_checkpoint, run_sft, tokenised
+from sage_rlvr.train.checkpoint import last_complete
+from sage_rlvr.train.sft import RECORD, SFTRun, from_recipe, run_sft, tokenised
 from tests.models import tiny
 
 ROWS = [{"prompt": f"{a}+{b}=", "completion": str(a + b)} for a in range(6) for b in range(4)]
@@ -261,9 +262,9 @@ def test_a_killed_stage_goes_on_from_its_last_complete_checkpoint(tmp_path, base
     half = tmp_path / "killed" / "checkpoint-6"  # a save cut short: weights there, the state not
     half.mkdir()
     (half / "adapter_model.safetensors").write_bytes(b"half")
-    assert last_checkpoint(tmp_path / "killed").endswith("checkpoint-4")
+    assert last_complete(tmp_path / "killed", ours=False).endswith("checkpoint-4")
     (half / "trainer_state.json").write_text('{"global_step": 6, ')
-    assert last_checkpoint(tmp_path / "killed").endswith("checkpoint-4")
+    assert last_complete(tmp_path / "killed", ours=False).endswith("checkpoint-4")
 
     class Watch(TrainerCallback):
         steps: ClassVar[list[int]] = []

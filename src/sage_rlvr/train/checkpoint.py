@@ -43,13 +43,14 @@ def load_state(checkpoint: str | Path, rank: int) -> dict[str, Any]:
     return state
 
 
-def last_complete(output_dir: str | Path) -> str | None:
-    """The newest checkpoint that was written to its end; one cut short by a kill is passed over."""
+def last_complete(output_dir: str | Path, ours: bool = True) -> str | None:
+    """The newest checkpoint that was written to its end, with our state in it if it is ``ours``; one cut short by a kill is
+    passed over."""
     numbered = [
         (int(p.name.rpartition("-")[2]), p) for p in Path(output_dir).glob("checkpoint-*") if p.name[11:].isdigit()
     ]
     for _, path in sorted(numbered, reverse=True):
-        if state_file(path, 0).is_file() and _readable(path / "trainer_state.json"):
+        if _readable(path / "trainer_state.json") and (not ours or state_file(path, 0).is_file()):
             return str(path)
     return None
 

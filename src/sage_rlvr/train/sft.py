@@ -27,6 +27,7 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.models import is_adapter, load_model, load_tokenizer, merge_adapter, write_whole
 from sage_rlvr.models.folders import put_in_place
 from sage_rlvr.tasks import chat_template, decontaminate, evaluation_problems, load_task, sft_rows
+from sage_rlvr.train.checkpoint import last_complete
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RECORD = "sft.json"  # the stage's settings and, once it is finished, where its weights lie
@@ -168,7 +169,7 @@ def _train(
         peft_config=_lora(run),
         callbacks=list(callbacks),
     )
-    trainer.train(resume_from_checkpoint=last_checkpoint(config.output_dir))
+    trainer.train(resume_from_checkpoint=last_complete(config.output_dir, ours=False))
     partial = out.with_name(f".{out.name}.partial")
     if config.process_index == 0:
         shutil.rmtree(partial, ignore_errors=True)
@@ -193,18 +194,6 @@ def _lora(run: SFTRun) -> Any:
         target_modules=targets[0] if targets == ["all-linear"] else targets,
         task_type="CAUSAL_LM",
     )
-
-
-def last_checkpoint(output_dir: str | Path) -> str | None:
-    """The newest checkpoint whose trainer_state.json, which is written last, can be read; one cut short is passed over."""
-    numbered = [p for p in Path(output_dir).glob("checkpoint-*") if p.name.removeprefix("checkpoint-").isdigit()]
-    for path in sorted(numbered, key=lambda p: int(p.name.removeprefix("checkpoint-")), reverse=True):
-        try:
-            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        return str(path)
-    return None
 
 
 # ---- data --------------------------------------------------------------------------------------------------------
