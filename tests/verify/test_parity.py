@@ -5,6 +5,8 @@ import json
 import logging
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -141,6 +143,33 @@ def test_every_gold_verifies_against_itself():
     assert len(all_golds) == 30 + 40 + 500 + 40 + 7473 + 1319 + 7498 + 14026
     verdicts = ours([(gold, gold) for gold in all_golds])
     assert [(g, v) for g, v in zip(all_golds, verdicts) if v.score != 1.0] == []
+
+
+SHORT_CUTS = """
+import json, sys
+from math_verify import parse
+from math_verify.parser import parse_latex_cached
+from sympy import srepr
+from sage_rlvr.verify.judge import MathJudge
+golds = json.load(sys.stdin)
+def read():
+    parse_latex_cached.cache_clear()
+    return [[x if isinstance(x, str) else srepr(x) for x in parse("\\boxed{" + gold + "}")] for gold in golds]
+before = read()
+MathJudge()  # takes the short cuts from here on
+print(sum(a != b for a, b in zip(before, read())))
+"""
+
+
+@needs_data
+def test_the_judges_short_cuts_change_no_parse():
+    sample = random.Random(1).sample([g for g in dict.fromkeys(golds("math_train.jsonl.gz")) if not g.isdigit()], 300)
+    sample += (
+        [f"{gold}, {gold}" for gold in sample[:50]] + [f"y = {gold}" for gold in sample[:50]] + ["007", "1,234", "0.50"]
+    )
+    command = [sys.executable, "-c", SHORT_CUTS]
+    done = subprocess.run(command, input=json.dumps(sample), capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout == "0\n"
 
 
 def test_plain_integers_need_no_math_verify():

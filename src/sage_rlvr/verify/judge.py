@@ -69,7 +69,7 @@ class MathJudge:
 
     def __init__(self) -> None:
         # Once, in the template: workers are forked with all this done.
-        _parse_in_two_stages()
+        _speed_up_the_grammar()
         for text in _SHAPES:
             self.is_right(self.parse_gold(text), text + "1")
 
@@ -91,15 +91,17 @@ class MathJudge:
         return [x for spelling in spellings(text) for x in parse(rf"\boxed{{{spelling}}}", parsing_timeout=None)]
 
 
-def _parse_in_two_stages() -> None:
-    """Lets Math-Verify's grammar try ANTLR's SLL prediction first, and the full LL one only when that finds a syntax error.
+def _speed_up_the_grammar() -> None:
+    """Two short cuts to the same parse, five times as fast on the benchmarks' golds.
 
-    ANTLR's documentation promises the same tree or an error; in Python the full prediction costs three to ten times as much.
+    ANTLR's SLL prediction first, and its costly LL prediction only after a syntax error: ANTLR's documentation promises the
+    same tree or an error. And plain digits become an integer at once, not by way of Python's compiler (sympy's ``sympify``).
     """
     from antlr4 import PredictionMode
     from latex2sympy2_extended.latex2sympy2 import _Latex2Sympy
+    from sympy import Integer
 
-    create_parser = _Latex2Sympy.create_parser
+    create_parser, parse_number = _Latex2Sympy.create_parser, _Latex2Sympy.parse_number
 
     def create_fast_parser(self: Any, latex: str) -> Any:
         fast = create_parser(self, latex)
@@ -110,4 +112,7 @@ def _parse_in_two_stages() -> None:
             return create_parser(self, latex)
         return SimpleNamespace(math=lambda: tree)  # all that its caller asks of a parser
 
-    _Latex2Sympy.create_parser = create_fast_parser
+    def parse_number_fast(self: Any, text: str) -> Any:
+        return Integer(int(text)) if _INTEGER.fullmatch(text) and text[0] != "-" else parse_number(self, text)
+
+    _Latex2Sympy.create_parser, _Latex2Sympy.parse_number = create_fast_parser, parse_number_fast
