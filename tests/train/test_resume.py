@@ -23,6 +23,22 @@ def model(tmp_path_factory):
     return tiny.folder(tmp_path_factory.mktemp("model"))
 
 
+@pytest.fixture(scope="module")
+def whole(model, tmp_path_factory):
+    """Metrics of the uninterrupted run of a case, run once."""
+    done = {}
+
+    def get(case):
+        if case not in done:
+            place = tmp_path_factory.mktemp("whole")
+            out = run(model, place / "run", place / "run.json", **CASES[case])
+            assert out.returncode == 0, out.stderr
+            done[case] = metrics(place / "run.json")
+        return done[case]
+
+    return get
+
+
 def run(model, out, history, **options):
     options = {
         "model": model,
@@ -57,11 +73,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_kill_and_resume_changes_nothing(model, tmp_path, case):
+def test_kill_and_resume_changes_nothing(model, whole, tmp_path, case):
     options = CASES[case]
     die_at = options["max_steps"] - 2
-    whole = run(model, tmp_path / "whole", tmp_path / "whole.json", **options)
-    assert whole.returncode == 0, whole.stderr
     killed = run(model, tmp_path / "cut", tmp_path / "cut.json", die_at=["step", die_at], **options)
     assert killed.returncode == -signal.SIGKILL
     assert last_complete(tmp_path / "cut").endswith(f"checkpoint-{die_at}")
@@ -70,34 +84,34 @@ def test_kill_and_resume_changes_nothing(model, tmp_path, case):
         assert state["buffer"] is not None, "the kill fell inside a buffer"
     resumed = run(model, tmp_path / "cut", tmp_path / "cut.json", resume=True, **options)
     assert resumed.returncode == 0, resumed.stderr
-    expected, got = metrics(tmp_path / "whole.json"), metrics(tmp_path / "cut.json")
+    expected, got = whole(case), metrics(tmp_path / "cut.json")
     assert sorted(got) == sorted(expected) == list(range(1, options["max_steps"] + 1))
     assert got == expected
+    lines = [json.loads(line) for line in (tmp_path / "cut" / "log.jsonl").read_text().splitlines()]
+    assert [x["step"] for x in lines if "loss" in x] == list(range(1, options["max_steps"] + 1)), "no step twice"
     assert len({json.dumps(e.get("reward")) + json.dumps(e["loss"]) for e in expected.values()}) > 2, (
         "the run does move"
     )
 
 
-def test_a_checkpoint_cut_short_is_passed_over(model, tmp_path):
+def test_a_checkpoint_cut_short_is_passed_over(model, whole, tmp_path):
     options = CASES["aligned"]
     killed = run(model, tmp_path / "cut", tmp_path / "cut.json", die_at=["save", 4], **options)
     assert killed.returncode == -signal.SIGKILL
     assert (tmp_path / "cut" / "checkpoint-4").is_dir()
     assert last_complete(tmp_path / "cut").endswith("checkpoint-3")
     assert run(model, tmp_path / "cut", tmp_path / "cut.json", resume=True, **options).returncode == 0
-    assert run(model, tmp_path / "whole", tmp_path / "whole.json", **options).returncode == 0
-    assert metrics(tmp_path / "cut.json") == metrics(tmp_path / "whole.json")
+    assert metrics(tmp_path / "cut.json") == whole("aligned")
 
 
-def test_sigterm_writes_a_checkpoint_first(model, tmp_path):
+def test_sigterm_writes_a_checkpoint_first(model, whole, tmp_path):
     options = CASES["aligned"] | {"save_steps": 1000}
     told = run(model, tmp_path / "run", tmp_path / "run.json", die_at=["term", 2], **options)
     assert told.returncode == 143, told.stderr
     assert last_complete(tmp_path / "run").endswith("checkpoint-3")
     assert not (tmp_path / "run.json").exists()
     assert run(model, tmp_path / "run", tmp_path / "run.json", resume=True, **options).returncode == 0
-    assert run(model, tmp_path / "whole", tmp_path / "whole.json", **options).returncode == 0
-    assert metrics(tmp_path / "run.json") == metrics(tmp_path / "whole.json")
+    assert metrics(tmp_path / "run.json") == whole("aligned")
 
 
 def test_another_guide_and_a_foreign_checkpoint_are_refused(model, tmp_path):

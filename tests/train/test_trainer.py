@@ -513,8 +513,10 @@ def test_sync_ref_model_moves_the_anchor(folder, tmp_path):
     assert trainer.state.log_history[2]["kl_ref"] > 1e-3
 
 
-def test_state_is_json_free_of_surprises(folder, tmp_path):
-    """log_history must survive trainer_state.json."""
-    trainer = build(folder, tmp_path)
+def test_log_jsonl_holds_what_was_logged(folder, tmp_path):
+    trainer = build(folder, tmp_path, max_steps=3)
     trainer.train()
-    assert json.loads(json.dumps(trainer.state.log_history))
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [x["step"] for x in lines if "loss" in x] == [1, 2, 3]
+    for line, logged in zip(lines, trainer.state.log_history):
+        assert line == logged

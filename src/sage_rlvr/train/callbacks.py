@@ -1,7 +1,9 @@
 """Around a run: a checkpoint on SIGTERM, a progress line, held-out pass@k while training."""
 
+import json
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -94,6 +96,26 @@ class ProgressLine(TrainerCallback):
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+class LogFile(TrainerCallback):
+    """Every logged step as one line of output_dir/log.jsonl: what reports and analyses read, finished or not."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A resumed run goes on from its checkpoint: lines of steps that will be taken again are dropped."""
+        if not state.is_world_process_zero:
+            return
+        self.path = Path(args.output_dir, "log.jsonl")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [json.dumps(entry) for entry in state.log_history]
+        part = self.path.with_suffix(".part")
+        part.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        part.replace(self.path)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if state.is_world_process_zero and logs:
+            with self.path.open("a", encoding="utf-8") as f:
+                f.write(json.dumps({**logs, "step": state.global_step}) + "\n")
 
 
 def replace_progress(trainer: Any, line: type[ProgressLine]) -> None:

@@ -21,7 +21,7 @@ from trl.trainer.utils import add_fused_lm_head
 from sage_rlvr.anchor import Signals, anchor_penalty, anchor_reward
 from sage_rlvr.errors import UserError
 from sage_rlvr.train import measure, rollouts
-from sage_rlvr.train.callbacks import ProgressLine, SaveOnSigterm, replace_progress
+from sage_rlvr.train.callbacks import LogFile, ProgressLine, SaveOnSigterm, replace_progress
 from sage_rlvr.train.card import describe
 from sage_rlvr.train.checkpoint import ResumableSampler, last_complete, load_state, save_state
 from sage_rlvr.train.config import SAGEConfig
@@ -119,6 +119,7 @@ class SAGETrainer(GRPOTrainer):
         self._set_stop_strings(args.stop_strings or [])
         self._sigterm = SaveOnSigterm(self.accelerator)
         self.add_callback(self._sigterm)
+        self.add_callback(LogFile())
         replace_progress(self, ProgressLine)
         self._say_which_gradient()
 
