@@ -1,0 +1,1 @@
+"""Floor 3. Sampling backends, results and comparisons."""

@@ -1,0 +1,189 @@
+"""From a store to count arrays: 18 bytes a sample, whatever its text was."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.store.keys import Keys, grown
+from sage_rlvr.store.samples import FINISHES, SampleStore
+
+MISSING, WRONG, RIGHT, UNVERIFIABLE = 0, 1, 2, 3
+LENGTH = FINISHES.index("length")
+ERROR = FINISHES.index("error")
+COLUMNS = ("task", "problem", "seed", "index", "verdict", "finish", "answer", "solution", "tokens", "run", "model")
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A (problem, seed) with fewer samples than were asked for."""
+
+    problem: str
+    seed: int
+    have: int
+    want: int
+
+
+@dataclass
+class TaskCounts:
+    """One task's samples. Arrays are (problems, seeds, n); ``keep`` says which cells are whole."""
+
+    task: str
+    problems: list[str]
+    seeds: list[int]
+    n: int
+    state: np.ndarray  # int8: MISSING, WRONG, RIGHT, UNVERIFIABLE
+    finish: np.ndarray  # int8: an index into FINISHES
+    answer: np.ndarray  # uint64: a hash, 0 where there is none
+    solution: np.ndarray  # uint64: likewise
+    tokens: np.ndarray  # (problems, seeds) int64: summed over the samples present
+    unverifiable: list[str] = field(default_factory=list)  # dropped: not in ``problems``
+
+    @property
+    def whole(self) -> np.ndarray:
+        """(problems, seeds): every sample that was asked for is there."""
+        return (self.state != MISSING).all(2)
+
+    @property
+    def totals(self) -> np.ndarray:
+        """(problems,): samples in whole cells."""
+        return self.whole.sum(1) * self.n
+
+    @property
+    def rights(self) -> np.ndarray:
+        """(problems,): right samples in whole cells."""
+        return ((self.state == RIGHT) & self.whole[..., None]).sum((1, 2))
+
+    def gaps(self) -> list[Gap]:
+        have = (self.state != MISSING).sum(2)
+        return [
+            Gap(self.problems[p], self.seeds[s], int(have[p, s]), self.n) for p, s in zip(*np.nonzero(have < self.n))
+        ]
+
+    def only(self, problems: Sequence[str]) -> "TaskCounts":
+        """The same for some of the problems, in the order given."""
+        at = {p: i for i, p in enumerate(self.problems)}
+        rows = [at[p] for p in problems]
+        names = ("state", "finish", "answer", "solution", "tokens")
+        return replace(self, problems=list(problems), **{name: getattr(self, name)[rows] for name in names})
+
+    def at_least(self, k: int) -> "TaskCounts":
+        """The problems that have k samples or more in whole cells."""
+        return self.only([p for p, m in zip(self.problems, self.totals) if m >= max(k, 1)])
+
+
+@dataclass
+class Counts:
+    """What is counted of one run."""
+
+    folder: str
+    run: str
+    model: str
+    settings: dict[str, Any]
+    tasks: dict[str, TaskCounts]
+    notes: list[str] = field(default_factory=list)  # what a reader must know: damaged shards, a re-scoring cut short
+
+
+def counts_of(source: "str | Path | SampleStore | Counts") -> Counts:
+    """Reads a store once, a batch at a time."""
+    if isinstance(source, Counts):
+        return source
+    store = source if isinstance(source, SampleStore) else SampleStore(source, readonly=True)
+    tally = _Tally()
+    for batch in store.scan(COLUMNS):
+        tally.add(batch)
+    asked = store.problems
+    names = list(dict.fromkeys([*asked, *(cell[0] for cell in tally.keys.rows)]))
+    if not names:
+        raise UserError(f"{store.folder} holds no samples yet; run eval into it first.")
+    notes = []
+    if store.damaged:
+        notes.append(f"{len(store.damaged)} unreadable shards left out: {', '.join(store.damaged)}")
+    if left := store.rescoring:
+        notes.append(f"re-scoring was cut short: {len(left)} of {len(store.shards())} shards have their old verdicts")
+    tasks = {name: tally.task(name, asked.get(name)) for name in names}
+    return Counts(str(store.folder), tally.run, tally.model, dict(store.settings), tasks, notes)
+
+
+class _Tally:
+    """Rows are cells (task, problem, seed), columns are sample indices, in the order in which Keys met them."""
+
+    def __init__(self) -> None:
+        self.keys, self.run, self.model = Keys(), "", ""
+        self.state, self.finish = np.zeros((64, 64), np.int8), np.zeros((64, 64), np.int8)
+        self.answer, self.solution = np.zeros((64, 64), np.uint64), np.zeros((64, 64), np.uint64)
+        self.tokens = np.zeros((64, 1), np.int64)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        rows, columns = self.keys.locate(batch), batch.column("index").to_numpy()
+        shape = self.keys.bits.shape
+        for name in ("state", "finish", "answer", "solution"):
+            setattr(self, name, grown(getattr(self, name), *shape))
+        self.tokens = grown(self.tokens, shape[0], 1)
+        verdict = batch.column("verdict").to_numpy(zero_copy_only=False).astype(float)  # a null becomes nan
+        finish = pc.index_in(batch.column("finish"), pa.array(FINISHES)).to_numpy()
+        answer = _hashes(batch.column("answer"))
+        right = (verdict >= 1) & ~((finish == LENGTH) & (answer == 0))  # cut off before an answer: wrong
+        self.state[rows, columns] = np.where(np.isnan(verdict), UNVERIFIABLE, np.where(right, RIGHT, WRONG))
+        self.finish[rows, columns] = finish
+        self.answer[rows, columns] = answer
+        self.solution[rows, columns] = _hashes(batch.column("solution"))
+        np.add.at(self.tokens[:, 0], rows, batch.column("tokens").to_numpy())
+        self.run, self.model = batch.column("run")[0].as_py(), batch.column("model")[0].as_py()
+
+    def task(self, name: str, asked: Any) -> TaskCounts:
+        cells = {cell[1:]: row for cell, row in self.keys.rows.items() if cell[0] == name}
+        rows = np.array(list(cells.values()), dtype=int)
+        seen = int((self.state[rows] != MISSING).any(0).nonzero()[0].max(initial=-1)) + 1 if rows.size else 0
+        n = max(seen, asked.n if asked else 0)
+        seeds = sorted({s for _, s in cells} | set(asked.seeds if asked else ()))
+        problems = list(dict.fromkeys([*(asked.problems if asked else ()), *(p for p, _ in cells)]))
+        doubtful = {p for (p, _), row in cells.items() if (self.state[row] == UNVERIFIABLE).any()}
+        dropped = [*(asked.unverifiable if asked else ()), *(p for p in problems if p in doubtful)]
+        problems = [p for p in problems if p not in set(dropped)]
+        at = np.array([[cells.get((p, s), -1) for s in seeds] for p in problems], dtype=int).reshape(-1, len(seeds))
+
+        def pick(table: np.ndarray) -> np.ndarray:
+            out = grown(table, 1, n)[at, :n]  # (problems, seeds, n)
+            out[at < 0] = 0  # a cell that never began
+            return out
+
+        return TaskCounts(
+            name,
+            problems,
+            seeds,
+            n,
+            state=pick(self.state),
+            finish=pick(self.finish),
+            answer=pick(self.answer),
+            solution=pick(self.solution),
+            tokens=np.where(at < 0, 0, self.tokens[at, 0]),
+            unverifiable=list(dict.fromkeys(dropped)),
+        )
+
+
+def shared(runs: Sequence[Counts], task: str, k: int) -> tuple[list[TaskCounts], list[str]]:
+    """One task of several runs, cut to the problems that all have verifiable and with k whole samples; the ids left out."""
+    found = [run.tasks[task] for run in runs]
+    asked = list(dict.fromkeys(p for t in found for p in [*t.problems, *t.unverifiable]))
+    ready = [
+        set(t.at_least(k).problems) for t in found
+    ]  # a gold unverifiable in one run is missing here, so dropped from all
+    both = [p for p in asked if all(p in r for r in ready)]
+    return [t.only(both) for t in found], [p for p in asked if p not in set(both)]
+
+
+def _hashes(column: pa.Array) -> np.ndarray:
+    """8 bytes for each string, 0 for None: equal strings and only they (but for 1 in 10^19) are equal."""
+    encoded = column.dictionary_encode()
+    words = [
+        int.from_bytes(blake2b(s.strip().encode(), digest_size=8).digest()) or 1 for s in encoded.dictionary.to_pylist()
+    ]
+    table = np.array([*words, 0], dtype=np.uint64)
+    return table[encoded.indices.fill_null(len(words)).to_numpy()]

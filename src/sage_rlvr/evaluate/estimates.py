@@ -1,0 +1,96 @@
+"""Per-problem numbers from count arrays; everything reported is a mean of these over problems."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sage_rlvr.evaluate.counts import ERROR, LENGTH, RIGHT, TaskCounts
+from sage_rlvr.metrics import pass_at_k
+
+DRAWS = 200  # random subsets behind majority@k for 1 < k < all: at most 0.035/√problems of noise in the mean
+
+
+def default_ks(n: int) -> list[int]:
+    """1, 2, 4, … and n itself."""
+    return sorted({2**i for i in range(n.bit_length()) if 2**i <= n} | ({n} if n else set()))
+
+
+def pass_table(task: TaskCounts, ks: Sequence[int]) -> np.ndarray:
+    """(problems, K): unbiased pass@k from all samples in whole cells, whatever their seed."""
+    return pass_at_k(task.totals[:, None], task.rights[:, None], np.asarray(ks, dtype=int)[None])
+
+
+def seed_curves(task: TaskCounts, ks: Sequence[int]) -> np.ndarray | None:
+    """(seeds, K): each seed's own unbiased pass@k, averaged over the problems that are whole in every seed."""
+    whole = task.whole.all(1)
+    if not whole.any() or max(ks) > task.n:
+        return None
+    right = (task.state[whole] == RIGHT).sum(2)  # (problems, seeds)
+    return pass_at_k(task.n, right[..., None], np.asarray(ks, dtype=int)).mean(0)
+
+
+def majority_table(task: TaskCounts, ks: Sequence[int], draws: int = DRAWS) -> np.ndarray:
+    """(problems, K): chance that the commonest of k answers is right. Answers are equal when their text is.
+
+    As metrics.majority_at_k: ties count the share of tied answers that are right, and no answer never wins. k = 1 and
+    k = all are exact.
+    """
+    out = np.zeros((len(task.problems), len(ks)))
+    orders: dict[int, np.ndarray] = {}  # samples are exchangeable: the same subsets serve every problem
+    for p, whole in enumerate(task.whole):
+        labels, codes = np.unique(task.answer[p][whole].reshape(-1), return_inverse=True)
+        hit = (task.state[p][whole] == RIGHT).reshape(-1)
+        is_right = (np.bincount(codes, hit, len(labels)) > 0) & (labels != 0)
+        size = codes.size
+        if size not in orders:
+            orders[size] = np.argsort(np.random.default_rng(0).random((draws, size)), axis=1)
+        for j, k in enumerate(ks):
+            if k == 1:
+                out[p, j] = is_right[codes].mean()
+            else:
+                out[p, j] = _vote(
+                    codes[np.arange(k)[None] if k == size else orders[size][:, :k]], labels != 0, is_right
+                )
+    return out
+
+
+def _vote(codes: np.ndarray, counts: np.ndarray, is_right: np.ndarray) -> float:
+    """codes: (draws, k) answer numbers; counts: (labels,) False for "no answer"."""
+    draws, labels = len(codes), len(counts)
+    flat = (codes + labels * np.arange(draws)[:, None]).reshape(-1)
+    votes = np.bincount(flat, minlength=draws * labels).reshape(draws, labels) * counts
+    top = votes.max(1, keepdims=True)
+    winners = (votes == top) & (top > 0)
+    return float(((winners & is_right).sum(1) / np.maximum(winners.sum(1), 1)).mean())
+
+
+def distinct_table(task: TaskCounts, column: str) -> np.ndarray | None:
+    """(problems,): different right answers, or solutions (None if none is stored), in a seed's n samples; mean over seeds."""
+    hashes = getattr(task, column)
+    if column == "solution" and not hashes.any():
+        return None
+    found = np.where((task.state == RIGHT) & (hashes != 0), hashes, 0)
+    found.sort(axis=2)
+    new = (found != 0) & (np.diff(found, axis=2, prepend=np.uint64(0)) != 0)  # the first of each run of equals
+    return (new.sum(2) * task.whole).sum(1) / np.maximum(task.whole.sum(1), 1)
+
+
+def rates(task: TaskCounts) -> dict[str, float]:
+    """Shares of the samples in whole cells."""
+    whole = task.whole
+    finish, answered = task.finish[whole], task.answer[whole] != 0
+    return {
+        "truncated": float((finish == LENGTH).mean()),
+        "answered": float(answered.mean()),
+        "truncated_without_answer": float(((finish == LENGTH) & ~answered).mean()),
+        "errors": float((finish == ERROR).mean()),
+        "tokens": float(task.tokens[whole].sum() / max(1, finish.size)),
+    }
+
+
+def solved_in(task: TaskCounts, budget: int) -> np.ndarray:
+    """(problems,) bool: a right one among the first ``budget`` samples of the whole cells, by seed and then by index."""
+    out = np.zeros(len(task.problems), dtype=bool)
+    for p, whole in enumerate(task.whole):
+        out[p] = (task.state[p][whole].reshape(-1)[:budget] == RIGHT).any()
+    return out

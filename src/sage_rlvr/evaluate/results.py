@@ -1,0 +1,344 @@
+"""What a run scored: pass@k, mean@n, majority@k, each with its interval; differences between two runs; support against a base.
+
+Point estimates pool a problem's samples over seeds: n·seeds of them stand behind pass@k, k = 1, 2, 4, … n. Intervals resample
+problems: they say how far the mean would move with another draw of problems like these (docs/evaluation.md).
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.evaluate import estimates
+from sage_rlvr.evaluate.counts import Counts, Gap, TaskCounts, counts_of, shared
+from sage_rlvr.evaluate.intervals import RESAMPLES, Bands, bands
+from sage_rlvr.metrics import Support, support_metrics
+from sage_rlvr.store.samples import SampleStore
+
+VERSION = 1
+Source = str | Path | SampleStore | Counts
+
+
+@dataclass
+class Estimate:
+    """A mean over problems and its interval; beside it the mean and standard deviation of the seeds' own estimates."""
+
+    value: float
+    low: float | None = None  # None: one problem has no interval
+    high: float | None = None
+    seed_mean: float | None = None
+    seed_std: float | None = None  # n−1 in the denominator; None with one seed
+
+
+@dataclass
+class TaskResult:
+    """One task. With no whole problem there are no estimates, and ``incomplete`` says why."""
+
+    task: str
+    problems: int  # that stand behind the numbers
+    n: int
+    seeds: list[int]
+    pass_at: dict[int, Estimate] = field(default_factory=dict)
+    mean_at_n: Estimate | None = None
+    majority_at: dict[int, Estimate] = field(default_factory=dict)
+    distinct_answers: Estimate | None = None  # right and different, in n samples of a problem
+    distinct_solutions: Estimate | None = None
+    rates: dict[str, float] = field(default_factory=dict)
+    unverifiable: list[str] = field(default_factory=list)  # dropped
+    incomplete: list[Gap] = field(default_factory=list)  # cells not used
+    left_out: list[str] = field(default_factory=list)  # problems with too few whole cells
+
+
+@dataclass
+class Average:
+    """The mean of the tasks' means: each task weighs the same, however many problems it has, as in the paper."""
+
+    tasks: list[str]
+    pass_at: dict[int, Estimate]
+    mean_at_n: Estimate
+    majority_at: dict[int, Estimate]
+
+
+@dataclass
+class PairedTask:
+    problems: int
+    left_out: list[str]  # not in both runs, unverifiable in one, or with too few whole samples
+    pass_at: dict[int, Estimate]
+
+
+@dataclass
+class Paired:
+    """``second`` − ``first``, problem by problem; an interval that excludes 0 is a difference."""
+
+    first: str
+    second: str
+    level: float
+    tasks: dict[str, PairedTask]
+    average: dict[int, Estimate]
+
+
+@dataclass
+class SupportTask:
+    """Solved = a right one among the first ``budget`` samples, by seed and then by index: no randomness, no estimate."""
+
+    budget: int
+    metrics: Support
+    P: list[str]
+    E: list[str]
+    S: list[str]
+    O: list[str]  # noqa: E741
+    left_out: list[str]
+
+
+@dataclass
+class Results:
+    run: str
+    model: str
+    folder: str
+    level: float
+    settings: dict[str, Any]
+    tasks: dict[str, TaskResult]
+    average: Average | None
+    notes: list[str]
+    paired: Paired | None = None  # against ``base``
+    support: dict[str, SupportTask] | None = None
+    version: int = VERSION
+
+    @property
+    def complete(self) -> bool:
+        return not any(t.incomplete for t in self.tasks.values())
+
+    def to_json(self) -> str:
+        return json.dumps(without_nan(asdict(self)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+    def save(self, path: str | Path) -> Path:
+        Path(path).write_text(self.to_json())
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Results":
+        try:
+            d = json.loads(Path(path).read_text())
+            version = d["version"]
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise UserError(f"{path} is not a results file ({e}); make one with sage-rlvr results RUN.") from e
+        if version != VERSION:
+            raise UserError(
+                f"{path} is of version {version}, this release reads {VERSION}: make it again from its run."
+            )
+        return _results(d)
+
+
+def results(
+    source: Source,
+    ks: Sequence[int] | None = None,
+    level: float = 0.95,
+    base: Source | None = None,
+    resamples: int = RESAMPLES,
+) -> Results:
+    """Everything about one run; with ``base``, also the paired differences from it and the support at the smaller n."""
+    counts = counts_of(source)
+    kept = {name: _kept(task, ks, counts.folder) for name, task in counts.tasks.items()}
+    use = {name: whole for name, whole in kept.items() if whole.problems}
+    if not use:
+        raise UserError(f"{counts.folder} has no problem with all its samples yet; let eval go on, then look again.")
+    tables = {name: _table(whole, ks) for name, whole in use.items()}
+    tasks = {
+        name: _task_result(counts.tasks[name], whole, tables.get(name), level, resamples)
+        for name, whole in kept.items()
+    }
+    notes = [
+        *counts.notes,
+        *(f"{name}: no problem is complete; not in the average" for name in kept if name not in use),
+    ]
+    found = Results(counts.run, counts.model, counts.folder, level, counts.settings, tasks, None, notes)
+    found.average = _average(use, tables, level, resamples)
+    if base is not None:
+        first = counts_of(base)
+        found.paired = paired(first, counts, ks, level, resamples)
+        found.support = support(first, counts)
+    return found
+
+
+def _kept(task: TaskCounts, ks: Sequence[int] | None, folder: str) -> TaskCounts:
+    """The problems with enough whole samples for every k."""
+    most = task.n * len(task.seeds)
+    if ks is not None and (not ks or min(ks) < 1 or max(ks) > most):
+        raise UserError(
+            f"ks={list(ks)} with {most} samples a problem of {task.task} in {folder}; every k must lie in 1..{most}."
+        )
+    return task.at_least(max(ks) if ks else 1)
+
+
+@dataclass
+class _Table:
+    """Per-problem numbers of one task; the columns of ``pass_at`` and ``majority_at`` are ``ks``."""
+
+    ks: list[int]
+    pass_at: np.ndarray
+    majority_at: np.ndarray
+
+    def at(self, ks: Sequence[int]) -> np.ndarray:
+        """(problems, 2·K): pass@k, then majority@k."""
+        columns = [self.ks.index(k) for k in ks]
+        return np.column_stack([self.pass_at[:, columns], self.majority_at[:, columns]])
+
+
+def _table(whole: TaskCounts, ks: Sequence[int] | None) -> _Table:
+    own = sorted(set(ks)) if ks else estimates.default_ks(whole.n)
+    return _Table(own, estimates.pass_table(whole, own), estimates.majority_table(whole, own))
+
+
+def _task_result(task: TaskCounts, whole: TaskCounts, table: _Table | None, level: float, resamples: int) -> TaskResult:
+    out = TaskResult(task.task, len(whole.problems), task.n, task.seeds, unverifiable=task.unverifiable)
+    out.incomplete, out.left_out = task.gaps(), [p for p in task.problems if p not in set(whole.problems)]
+    if table is None:
+        return out
+    own = table.ks
+    distinct = {c: estimates.distinct_table(whole, c) for c in ("answer", "solution")}
+    extra = {c: x for c, x in distinct.items() if x is not None}
+    (band,), _ = bands([np.column_stack([table.at(own), *extra.values()])], level, resamples)
+    found = _estimates(band)
+    _add_seeds(found, estimates.seed_curves(whole, own))
+    out.pass_at, out.majority_at = dict(zip(own, found)), dict(zip(own, found[len(own) :]))
+    rest = dict(zip(extra, found[2 * len(own) :]))
+    out.distinct_answers, out.distinct_solutions = rest["answer"], rest.get("solution")
+    out.mean_at_n, out.rates = _mean_at_n(whole, level, resamples), estimates.rates(whole)
+    return out
+
+
+def _mean_at_n(whole: TaskCounts, level: float, resamples: int) -> Estimate:
+    """The share of right samples, averaged over problems: pass@1 under its other name."""
+    found = _estimates(bands([estimates.pass_table(whole, [1])], level, resamples)[0][0])
+    _add_seeds(found, estimates.seed_curves(whole, [1]))
+    return found[0]
+
+
+def _average(use: dict[str, TaskCounts], tables: dict[str, _Table], level: float, resamples: int) -> Average:
+    own = sorted(set.intersection(*(set(t.ks) for t in tables.values())))
+    found = _estimates(bands([t.at(own) for t in tables.values()], level, resamples)[1])
+    curves = [estimates.seed_curves(t, own) for t in use.values()]
+    if len({tuple(t.seeds) for t in use.values()}) == 1 and all(c is not None for c in curves):
+        _add_seeds(found, np.mean([c for c in curves if c is not None], axis=0))
+    pass_at = dict(zip(own, found))
+    ones = [estimates.pass_table(t, [1]) for t in use.values()]
+    mean_at_n = pass_at.get(1) or _estimates(bands(ones, level, resamples)[1])[0]
+    return Average(list(use), pass_at, mean_at_n, dict(zip(own, found[len(own) :])))
+
+
+def _estimates(band: Bands) -> list[Estimate]:
+    return [Estimate(float(m), _number(a), _number(b)) for m, a, b in zip(band.mean, band.low, band.high)]
+
+
+def _number(x: float) -> float | None:
+    return None if math.isnan(x) else float(x)
+
+
+def _add_seeds(found: list[Estimate], curves: np.ndarray | None) -> None:
+    """curves: (seeds, K), for the first K estimates."""
+    if curves is not None:
+        for i, column in enumerate(curves.T):
+            found[i].seed_mean = float(column.mean())
+            found[i].seed_std = float(column.std(ddof=1)) if len(column) > 1 else None
+
+
+# ---- two runs ----------------------------------------------------------------------------------------------------
+
+
+def paired(
+    first: Source,
+    second: Source,
+    ks: Sequence[int] | None = None,
+    level: float = 0.95,
+    resamples: int = RESAMPLES,
+) -> Paired:
+    """second − first on the problems both have, verifiable in both; k up to the smaller n unless ``ks`` says otherwise."""
+    a, b = counts_of(first), counts_of(second)
+    tasks, tables = {}, []
+    for name in _shared_tasks(a, b):
+        own = _shared_ks([a.tasks[name], b.tasks[name]], ks)
+        (one, two), left_out = shared([a, b], name, max(own))
+        if not one.problems:
+            continue
+        tables.append((own, estimates.pass_table(two, own) - estimates.pass_table(one, own)))
+        found = _estimates(bands([tables[-1][1]], level, resamples)[0][0])
+        tasks[name] = PairedTask(len(one.problems), left_out, dict(zip(own, found)))
+    if not tables:
+        raise UserError(f"{a.folder} and {b.folder} share no complete problem; evaluate both on the same tasks.")
+    own = sorted(set.intersection(*(set(k) for k, _ in tables)))
+    cut = [table[:, [k.index(x) for x in own]] for k, table in tables]
+    average = dict(zip(own, _estimates(bands(cut, level, resamples)[1])))
+    return Paired(a.folder, b.folder, level, tasks, average)
+
+
+def support(base: Source, trained: Source, budget: int | None = None) -> dict[str, SupportTask]:
+    """Who solves what in ``budget`` samples (default: the smaller n), task by task."""
+    a, b = counts_of(base), counts_of(trained)
+    out = {}
+    for name in _shared_tasks(a, b):
+        k = budget or min(a.tasks[name].n, b.tasks[name].n)
+        (one, two), left_out = shared([a, b], name, k)
+        if not one.problems:
+            raise UserError(f"support: no problem of {name} has {k} samples in both runs; choose a smaller budget.")
+        x, y = estimates.solved_in(one, k), estimates.solved_in(two, k)
+        preserved, gained, lost, neither = (
+            [p for p, is_in in zip(one.problems, group) if is_in] for group in (x & y, ~x & y, x & ~y, ~x & ~y)
+        )
+        out[name] = SupportTask(k, support_metrics(x, y), preserved, gained, lost, neither, left_out)
+    return out
+
+
+def _shared_tasks(a: Counts, b: Counts) -> list[str]:
+    names = [t for t in a.tasks if t in b.tasks]
+    if not names:
+        raise UserError(f"{a.folder} and {b.folder} share no task; evaluate both on the same tasks.")
+    return names
+
+
+def _shared_ks(tasks: Sequence[TaskCounts], ks: Sequence[int] | None) -> list[int]:
+    return sorted(ks) if ks else estimates.default_ks(min(t.n for t in tasks))
+
+
+# ---- JSON --------------------------------------------------------------------------------------------------------
+
+
+def without_nan(x: Any) -> Any:
+    """JSON has no nan: null stands for it."""
+    if isinstance(x, dict):
+        return {k: without_nan(v) for k, v in x.items()}
+    if isinstance(x, list | tuple):
+        return [without_nan(v) for v in x]
+    return None if isinstance(x, float) and not math.isfinite(x) else x
+
+
+def _one(d: dict[str, Any] | None) -> Any:
+    return Estimate(**d) if d else None
+
+
+def _by_k(d: dict[str, Any]) -> dict[int, Estimate]:
+    return {int(k): Estimate(**v) for k, v in d.items()}
+
+
+def _results(d: dict[str, Any]) -> Results:
+    for t in d["tasks"].values():
+        t.update({f: _by_k(t[f]) for f in ("pass_at", "majority_at")})
+        t.update({f: _one(t[f]) for f in ("mean_at_n", "distinct_answers", "distinct_solutions")})
+        t["incomplete"] = [Gap(**g) for g in t["incomplete"]]
+    d["tasks"] = {name: TaskResult(**t) for name, t in d["tasks"].items()}
+    if a := d["average"]:
+        a |= {"pass_at": _by_k(a["pass_at"]), "majority_at": _by_k(a["majority_at"]), "mean_at_n": _one(a["mean_at_n"])}
+        d["average"] = Average(**a)
+    if p := d["paired"]:
+        p["tasks"] = {name: PairedTask(**(t | {"pass_at": _by_k(t["pass_at"])})) for name, t in p["tasks"].items()}
+        d["paired"] = Paired(**(p | {"average": _by_k(p["average"])}))
+    if d["support"]:
+        for t in d["support"].values():
+            metrics: dict[str, Any] = {k: float("nan") if v is None else v for k, v in t["metrics"].items()}
+            t["metrics"] = Support(**metrics)
+        d["support"] = {name: SupportTask(**t) for name, t in d["support"].items()}
+    return Results(**d)

@@ -1,0 +1,38 @@
+"""What a store was sampled with, and where two of them differ."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sage_rlvr.errors import UserError
+
+
+def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON will give them back."""
+    return json.loads(json.dumps(settings, default=str))
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} → {"a.b": 1}"""
+    out: dict[str, Any] = {}
+    for key, value in settings.items():
+        out |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
+    return out
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Dotted field → (value in one, value in the other), where they differ; "unset" where a field is not there."""
+    a, b = flat(one), flat(other)
+    pairs = {k: (a.get(k, "unset"), b.get(k, "unset")) for k in {**a, **b}}
+    return {k: (x, y) for k, (x, y) in pairs.items() if x != y}
+
+
+def refuse_other(folder: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Samples drawn under two settings never share a store."""
+    differs = differences(stored, given)
+    if differs:
+        said = "; ".join(f"{k} was {was!r} and is now {now!r}" for k, (was, now) in list(differs.items())[:3])
+        raise UserError(
+            f"{folder} holds samples drawn with other settings: {said}; give --out another folder, or set that back."
+        )
