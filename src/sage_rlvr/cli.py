@@ -11,11 +11,11 @@ from sage_rlvr.errors import UserError
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb of the command line: ``add`` declares its flags, ``run`` does it."""
+    """A verb of the command line: ``add`` declares its flags (None: it parses them itself), ``run`` does it."""
 
     help: str
     example: str
-    add: Callable[[argparse.ArgumentParser], None]
+    add: Callable[[argparse.ArgumentParser], None] | None
     run: Callable[[argparse.Namespace], None]
 
 
@@ -63,10 +63,6 @@ def _tasks(args: argparse.Namespace) -> None:
 # ---- train ---------------------------------------------------------------------------------------------------------
 
 
-def _train_flags(p: argparse.ArgumentParser) -> None:
-    p.add_argument("argv", nargs=argparse.REMAINDER)
-
-
 def _train(args: argparse.Namespace) -> None:
     from sage_rlvr.train import run
 
@@ -92,6 +88,55 @@ def _recipes(args: argparse.Namespace) -> None:
     else:
         for name, about in list_recipes().items():
             print(f"{name:<24} {about}")
+
+
+# ---- evaluation ----------------------------------------------------------------------------------------------------
+
+
+def _eval(args: argparse.Namespace) -> None:
+    from transformers import HfArgumentParser
+
+    from sage_rlvr.evaluate.page import show_results
+    from sage_rlvr.evaluate.run import EvalArguments, evaluate
+
+    verb = VERBS["eval"]
+    parser = HfArgumentParser(
+        EvalArguments,
+        prog="sage-rlvr eval",
+        description=verb.help,
+        epilog=f"example: {verb.example}",
+        allow_abbrev=False,
+    )
+    (given,) = parser.parse_args_into_dataclasses(args.argv)
+    show_results(evaluate(given))
+
+
+def _results_flags(p: argparse.ArgumentParser) -> None:
+    p.add_argument("folder", metavar="RUN", help="folder of an evaluation")
+    p.add_argument("--base", help="another evaluation: support metrics and paired differences against it")
+    p.add_argument("--out", help="folder for results.json, tables and the figure (default: RUN)")
+    p.add_argument("--level", type=float, default=0.95, help="level of the intervals (default: %(default)s)")
+
+
+def _results(args: argparse.Namespace) -> None:
+    from sage_rlvr.evaluate.page import show_results
+
+    show_results(args.folder, args.out, args.level, args.base)
+
+
+def _compare_flags(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "folders", nargs="+", metavar="RUN", help="folders of evaluations; differences are against the first"
+    )
+    p.add_argument("--out", help="folder for the tables and the figure")
+    p.add_argument("--level", type=float, default=0.95, help="level of the intervals (default: %(default)s)")
+    p.add_argument("--partial", action="store_true", help="show half-finished runs too, on what they have")
+
+
+def _compare(args: argparse.Namespace) -> None:
+    from sage_rlvr.evaluate.page import show_comparison
+
+    show_comparison(args.folders, args.out, args.level, args.partial)
 
 
 # ---- models --------------------------------------------------------------------------------------------------------
@@ -140,8 +185,23 @@ VERBS = {
     "train": Verb(
         "train with a shaped anchor: SFT where the recipe asks for it, then RL",
         "sage-rlvr train --config recipes/branch.yaml --learning_rate 1e-6",
-        _train_flags,
+        None,
         _train,
+    ),
+    "eval": Verb(
+        "sample and judge: pass@k from 1 to n with intervals; the same command goes on after an interruption",
+        "sage-rlvr eval --model runs/branch --tasks aime,amc23,math500-l5 --n 256 --seeds 5 --out runs/branch-eval",
+        None,
+        _eval,
+    ),
+    "results": Verb(
+        "the numbers of an evaluation, with intervals", "sage-rlvr results runs/branch-eval", _results_flags, _results
+    ),
+    "compare": Verb(
+        "evaluations side by side, as in the paper's Table 1, best in bold only where the interval says so",
+        "sage-rlvr compare runs/base-eval runs/grpo-eval runs/branch-eval",
+        _compare_flags,
+        _compare,
     ),
     "recipes": Verb(
         "list the recipes that ship, or show one in full", "sage-rlvr recipes branch", _recipes_flags, _recipes
@@ -170,23 +230,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"sage-rlvr {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, verb in VERBS.items():
-        own_help = name != "train"  # its flags are TRL's to parse
-        sub = verbs.add_parser(
-            name, help=verb.help, description=verb.help, epilog=f"example: {verb.example}", add_help=own_help
-        )
-        verb.add(sub)
-        sub.set_defaults(run=verb.run)
+        sub = verbs.add_parser(name, help=verb.help, description=verb.help, epilog=f"example: {verb.example}")
+        if verb.add is not None:
+            verb.add(sub)
+        sub.set_defaults(run_verb=verb.run)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
-    if argv[:1] == ["train"]:  # argparse's REMAINDER would swallow nothing that starts with a dash
-        args = argparse.Namespace(verb="train", run=_train, argv=argv[1:])
+    verb = VERBS.get(argv[0]) if argv else None
+    if verb is not None and verb.add is None:
+        args = argparse.Namespace(verb=argv[0], run_verb=verb.run, argv=argv[1:])
     else:
         args = _parser().parse_args(argv)
     try:
-        args.run(args)
+        args.run_verb(args)
     except UserError as e:
         print(f"sage-rlvr {args.verb}: {e}", file=sys.stderr)
         return 2
