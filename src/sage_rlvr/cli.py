@@ -139,6 +139,36 @@ def _compare(args: argparse.Namespace) -> None:
     show_comparison(args.folders, args.out, args.level, args.partial)
 
 
+# ---- studies -------------------------------------------------------------------------------------------------------
+
+
+def _study_flags(p: argparse.ArgumentParser) -> None:
+    p.add_argument("what", choices=["run", "status", "table", "list"], help="run a study, or look at one")
+    p.add_argument("target", nargs="?", help="run: a study file or a packaged name; status, table: the study's folder")
+    p.add_argument("--out", help="run: the study's folder (default: runs/NAME)")
+    p.add_argument(
+        "--jobs", type=int, help="run: how many runs at a time (default: one a GPU, else one a core up to 4)"
+    )
+
+
+def _study(args: argparse.Namespace) -> None:
+    from sage_rlvr.study import page
+    from sage_rlvr.study.plan import list_studies
+
+    if args.what == "list":
+        for name, about in list_studies().items():
+            print(f"{name:<12} {about}")
+    elif args.target is None:
+        raise UserError(f"study {args.what} needs {'a study file' if args.what == 'run' else 'the folder of a study'}.")
+    elif args.what == "run":
+        if not page.run(args.target, args.out, args.jobs):
+            raise RuntimeError("some runs failed; the others' results are above.")
+    elif args.what == "status":
+        page.show_status(args.target)
+    else:
+        page.show_table(args.target)
+
+
 # ---- models --------------------------------------------------------------------------------------------------------
 
 
@@ -202,6 +232,12 @@ VERBS = {
         "sage-rlvr compare runs/base-eval runs/grpo-eval runs/branch-eval",
         _compare_flags,
         _compare,
+    ),
+    "study": Verb(
+        "one base, several variants, several seeds: run them all, resumably, and see the table",
+        "sage-rlvr study run demo --out runs/demo",
+        _study_flags,
+        _study,
     ),
     "recipes": Verb(
         "list the recipes that ship, or show one in full", "sage-rlvr recipes branch", _recipes_flags, _recipes

@@ -17,11 +17,19 @@ def character_tokenizer(characters: str) -> Any:
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     inner.pre_tokenizer, inner.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
     pad, eos, unk = SPECIAL
-    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=pad, eos_token=eos, unk_token=unk, padding_side="left")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token=pad, eos_token=eos, unk_token=unk, padding_side="left"
+    )
 
 
 def scratch_model(
-    folder: str | Path, characters: str, width: int = 64, layers: int = 2, heads: int = 4, length: int = 64, seed: int = 0
+    folder: str | Path,
+    characters: str,
+    width: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    length: int = 64,
+    seed: int = 0,
 ) -> Path:
     """Random weights and tokenizer, saved whole; a folder that is there already is left as it is."""
     import torch

@@ -47,7 +47,7 @@ def _load(file: Path | Traversable, chain: tuple[str, ...]) -> dict[str, Any]:
     if str(file) in chain:
         loop = " → ".join(Path(name).name for name in [*chain[chain.index(str(file)) :], str(file)])
         raise UserError(f"recipe {Path(chain[0]).name} extends itself ({loop}): take one extends: out.")
-    own = _read(file)
+    own = read_yaml(file)
     below: dict[str, Any] = {}
     if "extends" in own:
         named = own.pop("extends")
@@ -110,7 +110,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 
 
-def _read(file: Path | Traversable) -> dict[str, Any]:
+def read_yaml(file: Path | Traversable) -> dict[str, Any]:
     try:
         content = yaml.load(file.read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:

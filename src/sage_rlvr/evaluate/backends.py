@@ -1,0 +1,135 @@
+"""Which backend draws the samples, and what is checked before it starts."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.evaluate.sampling import Ask, Backend, Sampling
+from sage_rlvr.models import base_of, gguf_folder, is_adapter, load_model, load_tokenizer
+from sage_rlvr.models.loading import resolved
+
+BACKENDS = ("auto", "vllm", "transformers")
+
+
+def choose(backend: str) -> str:
+    """ "vllm" or "transformers"; ``auto`` takes vLLM where it is installed and there is a GPU for it."""
+    import torch
+
+    if backend not in BACKENDS:
+        raise UserError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}.")
+    installed, gpu = find_spec("vllm") is not None, torch.cuda.is_available()
+    if backend == "auto":
+        return "vllm" if installed and gpu else "transformers"
+    if backend == "vllm" and not installed:
+        raise UserError(
+            "backend 'vllm' is not installed: pip install 'sage-rlvr[vllm]', or use --backend transformers."
+        )
+    if backend == "vllm" and not gpu:
+        raise UserError(
+            "backend 'vllm' needs a GPU and none is visible: use --backend transformers, or check the driver."
+        )
+    return backend
+
+
+def sources(model: str, adapter: str | None) -> tuple[str, str | None]:
+    """(base model, adapter or None), resolved; ``model`` may itself be an adapter's folder or a GGUF file."""
+    base = resolved(model)
+    if is_adapter(base):
+        if adapter is not None:
+            raise UserError(f"{model} is itself an adapter: give its base as --model beside --adapter {adapter}.")
+        return base_of(base), base
+    if adapter is None:
+        return base, None
+    found = resolved(adapter)
+    if Path(found).is_dir() and not is_adapter(found):
+        raise UserError(f"{adapter} is no adapter: it has no adapter_config.json; give a folder saved by PEFT.")
+    return base, found
+
+
+def tokenizer_of(base: str, adapter: str | None, trust_remote_code: bool) -> Any:
+    """The adapter's tokenizer where it was saved with one (it may carry a chat template), else the base's."""
+    own = adapter is not None and any(Path(adapter, f).is_file() for f in ("tokenizer.json", "tokenizer.model"))
+    return load_tokenizer(adapter if own and adapter else base, trust_remote_code=trust_remote_code)
+
+
+def check_context(base: str, asks: list[Ask], max_tokens: int) -> int:
+    """Tokens of the longest prompt; refuses what the model's positions do not reach."""
+    longest = max(asks, key=lambda a: len(a.prompt))
+    config = Path(base, "config.json")
+    if not config.is_file():
+        return len(longest.prompt)  # on the Hub or GGUF: the backend's own check
+    said = json.loads(config.read_text(encoding="utf-8"))
+    room = (said.get("text_config") or said).get("max_position_embeddings")
+    if room and len(longest.prompt) + max_tokens > room:
+        left = room - len(longest.prompt)
+        mend = f"set --max_tokens to {left} or less" if left > 0 else "take a model with a longer one"
+        raise UserError(
+            f"the longest prompt ({longest.problem} of {longest.task}, {len(longest.prompt):,} tokens) and max_tokens="
+            f"{max_tokens:,} exceed the model's context of {room:,}: {mend}."
+        )
+    return len(longest.prompt)
+
+
+def make_backend(
+    kind: str,
+    base: str,
+    adapter: str | None,
+    tokenizer: Any,
+    how: Sampling,
+    longest: int,
+    batch_size: int | None = None,
+    dtype: str = "auto",
+    gpu_memory_utilization: float = 0.9,
+    trust_remote_code: bool = False,
+) -> Backend:
+    """Loads the model. ``dtype`` auto is the stored one, on CPU float32."""
+    if kind == "vllm":
+        return _vllm(base, adapter, tokenizer, how, longest, dtype, gpu_memory_utilization, trust_remote_code)
+    import torch
+
+    from sage_rlvr.evaluate.transformers_backend import TransformersBackend
+
+    cuda = torch.cuda.is_available()
+    precision = ("auto" if cuda else "float32") if dtype == "auto" else dtype
+    model = load_model(base, adapter, dtype=precision, trust_remote_code=trust_remote_code)
+    model = model.to("cuda") if cuda else model
+    return TransformersBackend(model, tokenizer, how, batch_size or (128 if cuda else 64), longest)
+
+
+def _vllm(
+    base: str,
+    adapter: str | None,
+    tokenizer: Any,
+    how: Sampling,
+    longest: int,
+    dtype: str,
+    gpu_memory_utilization: float,
+    trust_remote_code: bool,
+) -> Backend:
+    from peft import PeftConfig
+    from transformers import GenerationConfig
+
+    from sage_rlvr.evaluate.transformers_backend import eos_ids
+    from sage_rlvr.evaluate.vllm_backend import EngineSettings, VllmBackend, check_files, visible_gpus
+
+    folder = str(gguf_folder(base, None if dtype == "auto" else dtype)) if base.endswith(".gguf") else base
+    check_files(folder, adapter, trust_remote_code)
+    try:
+        own: Any = GenerationConfig.from_pretrained(folder)
+    except OSError:  # a model need not have one
+        own = None
+    rank = PeftConfig.from_pretrained(adapter).r if adapter else 0
+    settings = EngineSettings(
+        model=folder,
+        how=how,
+        eos=tuple(eos_ids(own, tokenizer)),
+        context=longest + how.max_tokens,
+        adapter=adapter,
+        adapter_rank=rank,
+        dtype=dtype,
+        gpu_memory_utilization=gpu_memory_utilization,
+        trust_remote_code=trust_remote_code,
+    )
+    return VllmBackend(settings, visible_gpus())

@@ -1,0 +1,307 @@
+"""``sage-rlvr eval``: what the store does not have is sampled, judged while sampling goes on, and stored.
+
+Memory does not grow with n: requests are made one at a time, at most QUEUE batches wait to be judged, and the store writes
+them out. Killed at any moment, the same command goes on; on CPU in float32 it ends with the very same samples.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.evaluate.backends import check_context, choose, make_backend, sources, tokenizer_of
+from sage_rlvr.evaluate.sampling import Ask, Generation, Have, Request, Sampling, missing
+from sage_rlvr.store.samples import Sample, SampleStore
+from sage_rlvr.tasks import (
+    Problem,
+    PromptFormat,
+    chat_template,
+    distinct_solution,
+    get_format,
+    get_task,
+    keep_verifiable,
+    load_task,
+    make_scorer,
+    render,
+)
+from sage_rlvr.tasks.scorers import final_answer
+from sage_rlvr.verify import Verdict, Verifier, extract_answer
+from sage_rlvr.verify.extract import CLOSE, OPEN
+
+QUEUE = 4  # batches of generations that may wait to be judged
+
+
+def _field(default: Any, said: str) -> Any:
+    return field(default=default, metadata={"help": said})
+
+
+@dataclass
+class EvalArguments:
+    """Flags of ``sage-rlvr eval``. Sampling is METHOD section 6's: training's truncation (min_p 0.01, top_p 1), but at the
+    authors' evaluation temperature, 0.3. (Their evaluation config itself has top_p 0.95: set it to repeat theirs.)"""
+
+    model: str = _field("", "Hub id, folder of weights or of an adapter, or .gguf file.")
+    tasks: list[str] = field(default_factory=list, metadata={"help": "Tasks to sample ('sage-rlvr tasks' lists them)."})
+    out: str = _field("", "Folder of the run; its samples are kept there. The same command again goes on.")
+    adapter: str | None = _field(None, "LoRA adapter to put on the model, without merging.")
+    n: int = _field(256, "Samples for each problem and seed.")
+    seeds: list[int] = field(
+        default_factory=lambda: [5], metadata={"help": "How many seeds (5: 0 to 4), or two or more seeds by number."}
+    )
+    backend: str = _field("auto", "vllm, transformers, or auto: vLLM where it is installed and there is a GPU.")
+    temperature: float = _field(0.3, "Sampling temperature; 0 is greedy.")
+    top_p: float = _field(1.0, "Keep the likeliest tokens that hold this much mass; 1: all.")
+    min_p: float = _field(0.01, "Drop tokens less likely than this share of the likeliest one's probability.")
+    top_k: int = _field(0, "Keep this many of the likeliest tokens; 0: all.")
+    max_tokens: int = _field(2048, "Longest completion; one that gets there is truncated, and counted apart.")
+    prompt_format: str = _field("paper", "Prompt format, as in training: paper, boxed or plain.")
+    data_dir: str | None = _field(None, "Folder of local task files (default: $SAGE_RLVR_DATA, then ./data).")
+    limit: int | None = _field(None, "Only the first problems of each task.")
+    run: str | None = _field(None, "Name of the run in the store (default: the name of the folder).")
+    batch_size: int | None = _field(None, "transformers: rows drawn together (default: 64, on a GPU 128).")
+    dtype: str = _field("auto", "bfloat16, float16 or float32; auto: as stored, with transformers on CPU float32.")
+    gpu_memory_utilization: float = _field(0.9, "vllm: share of each GPU's memory it may take.")
+    verifier_workers: int | None = _field(None, "Processes that judge answers (default: one a CPU, 16 at most).")
+    verifier_timeout_s: float = _field(5.0, "Seconds an answer may take to be judged.")
+    save_every_s: float = _field(60.0, "Seconds of sampling that a kill may cost at most.")
+    trust_remote_code: bool = _field(False, "Run Python code that comes with the model.")
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tasks, str):
+            self.tasks = [name for name in self.tasks.split(",") if name]
+        self.tasks = list(dict.fromkeys(name for entry in self.tasks for name in entry.split(",") if name))
+        if isinstance(self.seeds, int):
+            self.seeds = [self.seeds]
+        self.seeds = list(range(self.seeds[0])) if len(self.seeds) == 1 else sorted(set(self.seeds))
+        for name, mend in (
+            ("model", "a Hub id or folder"),
+            ("tasks", "one or more, as aime,amc23"),
+            ("out", "a folder"),
+        ):
+            if not getattr(self, name):
+                raise UserError(f"eval needs --{name}: give {mend}.")
+        if self.n < 1 or not self.seeds or min(self.seeds) < 0:
+            raise UserError(f"n={self.n} and seeds={self.seeds}: give at least one sample and one seed, none below 0.")
+
+    def settings(self, backend: str, base: str, adapter: str | None) -> dict[str, Any]:
+        """What every sample in the folder has in common. n, seeds, tasks and limit are not here: a run may be extended;
+        nor is batch_size, which changes no more than the last bit of a logit, so that a GPU without room can be helped."""
+        same = ("temperature", "top_p", "min_p", "top_k", "max_tokens", "prompt_format", "dtype")
+        return {"model": base, "adapter": adapter, "backend": backend} | {name: getattr(self, name) for name in same}
+
+
+# ---- the whole verb ----------------------------------------------------------------------------------------------
+
+
+def evaluate(args: EvalArguments, console: Console | None = None) -> Path:
+    """Samples and judges what is missing from ``args.out``; answers that folder."""
+    kind, fmt = choose(args.backend), get_format(args.prompt_format)
+    how = Sampling(args.temperature, args.top_p, args.min_p, args.top_k, args.max_tokens, fmt.stop)
+    base, adapter = sources(args.model, args.adapter)
+    with ExitStack() as stack:
+        judges = Judges(args, fmt, stack)
+        kept = {name: _kept(name, args, judges) for name in args.tasks}
+        tokenizer = tokenizer_of(base, adapter, args.trust_remote_code)
+        tokenizer.chat_template = chat_template(tokenizer, fmt)
+        asks = [ask for problems, _ in kept.values() for ask in _asks(problems, fmt, tokenizer)]
+        if not asks:
+            raise UserError(f"no problem of {', '.join(args.tasks)} has a gold that can be verified: check --data_dir.")
+        longest = check_context(base, asks, how.max_tokens)
+        settings = args.settings(kind, base, adapter)
+        store = stack.enter_context(SampleStore(args.out, settings, shard_seconds=args.save_every_s))
+        for name, (problems, dropped) in kept.items():
+            store.ask(name, [p.id for p in problems], args.n, args.seeds, dropped)
+        have, present = _present(store, asks, args)
+        total = len(asks) * len(args.seeds) * args.n
+        if present == total:
+            (console or Console()).print(f"{args.out} is complete: {total:,} samples are there.", highlight=False)
+            return Path(args.out)
+        engine = (args.batch_size, args.dtype, args.gpu_memory_utilization, args.trust_remote_code)
+        backend = make_backend(kind, base, adapter, tokenizer, how, longest, *engine)
+        stack.callback(backend.close)
+        golds = {(p.task, p.id): p.answer for problems, _ in kept.values() for p in problems}
+        requests = missing(asks, args.seeds, args.n, have, backend.batch_size)
+        with ProgressLine(total, present, console) as line:
+            run = args.run or Path(args.out).resolve().name
+            Scribe(store, judges, golds, run, args.model, line).write(backend.generate(requests))
+    return Path(args.out)
+
+
+def _kept(task: str, args: EvalArguments, judges: "Judges") -> tuple[list[Problem], list[str]]:
+    return keep_verifiable(load_task(task, args.data_dir, args.limit, split="test"), judges.of(task))
+
+
+def _present(store: SampleStore, asks: Sequence[Ask], args: EvalArguments) -> tuple[Have, int]:
+    """(cell → indices the store has, how many of those asked for that is)."""
+    keys = store.done()
+
+    def have(cell: tuple[str, str, int]) -> set[int]:
+        return keys[cell] if cell in keys.rows else set()
+
+    cells = [(ask.task, ask.problem, seed) for ask in asks for seed in args.seeds]
+    return have, sum(sum(i < args.n for i in have(cell)) for cell in cells)
+
+
+def _asks(problems: Sequence[Problem], fmt: PromptFormat, tokenizer: Any) -> Iterator[Ask]:
+    """Prompts as training has them: the chat template with the format's prefix behind it, tokenised with nothing added."""
+    for p in problems:
+        ids = tokenizer(render(p, fmt, tokenizer), add_special_tokens=False)["input_ids"]
+        yield Ask(p.task, p.id, tuple(ids))
+
+
+# ---- judging, beside generation ----------------------------------------------------------------------------------
+
+
+class Judges:
+    """One scorer a task; the math tasks share one verifier."""
+
+    def __init__(self, args: EvalArguments, fmt: PromptFormat, stack: ExitStack):
+        self.fallback = fmt.fallback
+        self.verifier = stack.enter_context(
+            Verifier(workers=args.verifier_workers, timeout_s=args.verifier_timeout_s, fallback=fmt.fallback)
+        )
+        self.stack, self.scorers = stack, dict[str, Any]()
+
+    def of(self, task: str) -> Any:
+        if task not in self.scorers:
+            self.scorers[task] = self.stack.enter_context(make_scorer(task, self.verifier, self.fallback))
+        return self.scorers[task]
+
+    def judge(self, task: str, texts: Sequence[str], golds: Sequence[str]) -> list[Verdict]:
+        scorer = self.of(task)
+        if isinstance(scorer, Verifier):
+            return scorer.judge(texts, golds)
+        block = get_task(task).scorer == "knights-knaves"
+        answers = [final_answer(text, self.fallback, block) for text in texts]
+        return [Verdict(v, a, _reason(v, a)) for v, a in zip(scorer.score(texts, golds), answers)]
+
+
+def _reason(verdict: float | None, answer: str | None) -> str:
+    if verdict is None:
+        return "unverifiable gold"
+    return "right" if verdict == 1 else "no answer" if answer is None else "wrong"
+
+
+def judged_text(generation: Generation) -> str:
+    """What is judged: a truncated completion counts only if its answer was closed before the limit. An open <SOLUTION> may
+    have been cut inside a number, and the last line of unmarked text is wherever the limit fell."""
+    text = generation.text
+    if generation.finish == "stop":
+        return text
+    tag = text.rfind(OPEN)
+    closed = text.find(CLOSE, tag) >= 0 if tag >= 0 else extract_answer(text) is not None
+    return text if closed else ""
+
+
+class Scribe:
+    """Takes generations as they come and judges and stores them in a thread, so that sampling need not wait."""
+
+    def __init__(
+        self, store: SampleStore, judges: Judges, golds: dict[tuple[str, str], str], run: str, model: str, line: Any
+    ):
+        self.store, self.judges, self.golds, self.run, self.model, self.line = store, judges, golds, run, model, line
+        self.waiting: queue.Queue[list[Generation] | None] = queue.Queue(maxsize=QUEUE)
+        self.failure: BaseException | None = None
+        self.peak = 0  # most batches that were ever waiting or being judged
+
+    def write(self, batches: Iterator[list[Generation]]) -> None:
+        thread = threading.Thread(target=self._work, name="judge", daemon=True)
+        thread.start()
+        try:
+            for batch in batches:
+                self._put(batch)
+                if self.failure:
+                    break
+        finally:  # also where sampling failed: what it gave before is judged and kept
+            self._put(None)
+            thread.join()
+        if self.failure:
+            raise self.failure
+
+    def _put(self, batch: list[Generation] | None) -> None:
+        while self.failure is None:  # else nobody is taking any more
+            try:
+                self.waiting.put(batch, timeout=0.5)
+            except queue.Full:
+                continue
+            self.peak = max(self.peak, self.waiting.unfinished_tasks)
+            return
+
+    def _work(self) -> None:
+        try:
+            while (batch := self.waiting.get()) is not None:
+                self._store([g for g in batch if g.request.wanted])
+                self.waiting.task_done()
+        except BaseException as e:
+            self.failure = e
+
+    def _store(self, batch: list[Generation]) -> None:
+        for task in dict.fromkeys(g.request.task for g in batch):
+            part = [g for g in batch if g.request.task == task]
+            golds = [self.golds[task, g.request.problem] for g in part]
+            verdicts = self.judges.judge(task, [judged_text(g) for g in part], golds)
+            self.store.append([self._sample(g, v) for g, v in zip(part, verdicts)])
+            right = sum(v.score == 1 for v in verdicts)
+            self.line.advance(len(part), sum(len(g.token_ids) for g in part), right)
+
+    def _sample(self, g: Generation, v: Verdict) -> Sample:
+        r: Request = g.request
+        reason = "truncated" if g.finish == "length" and v.reason == "no answer" else v.reason
+        solution = distinct_solution(r.task, g.text, self.judges.fallback) if v.score == 1 else None
+        return Sample(
+            run=self.run, model=self.model, task=r.task, problem=r.problem, seed=r.seed, index=r.index, completion=g.text,
+            tokens=len(g.token_ids), finish=g.finish, answer=v.answer, verdict=v.score, reason=reason,
+            token_ids=g.token_ids, logprob=g.logprob, solution=solution,
+        )  # fmt: skip
+
+
+# ---- progress ----------------------------------------------------------------------------------------------------
+
+
+class ProgressLine:
+    """Samples, tokens a second, accuracy so far, time left; where there is no terminal, a line every half minute."""
+
+    def __init__(self, total: int, present: int, console: Console | None = None, every_s: float = 30.0):
+        self.console, self.total, self.done, self.every_s = console or Console(), total, present, every_s
+        self.new = self.tokens = self.right = 0
+        self.start = self.said = time.monotonic()
+        columns = (TextColumn("sampling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.bar = Progress(*columns, TextColumn("{task.fields[now]}"), console=self.console)
+        self.task = self.bar.add_task("samples", total=total, completed=present, now="")
+
+    def __enter__(self) -> "ProgressLine":
+        if self.console.is_terminal:
+            self.bar.start()
+        return self
+
+    def advance(self, samples: int, tokens: int, right: int) -> None:
+        self.done, self.new, self.tokens, self.right = (
+            self.done + samples, self.new + samples, self.tokens + tokens, self.right + right,
+        )  # fmt: skip
+        self.bar.update(self.task, completed=self.done, now=self._now())
+        if not self.console.is_terminal and time.monotonic() - self.said >= self.every_s:
+            self._say()
+
+    def _now(self) -> str:
+        took = max(time.monotonic() - self.start, 1e-9)
+        return f"{self.tokens / took:,.0f} tokens/s  {self.right / max(self.new, 1):.1%} right"
+
+    def _say(self) -> None:
+        self.said = time.monotonic()
+        left = (self.said - self.start) / max(self.new, 1) * (self.total - self.done)
+        text = f"sampling {self.done:,}/{self.total:,}  {self._now()}  {left:,.0f} s left"
+        self.console.print(text, soft_wrap=True, highlight=False)
+
+    def __exit__(self, *error: object) -> None:
+        if self.console.is_terminal:
+            self.bar.stop()
+        elif self.new:
+            self._say()

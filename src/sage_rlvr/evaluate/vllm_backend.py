@@ -1,0 +1,312 @@
+"""Sampling with vLLM's offline engine: a seeded request a sample, as many in flight as the engine can use and no more.
+
+vLLM (0.25) is imported when an engine starts. One GPU: the engine is driven from here. Several: one process a GPU, which draw
+requests from one queue, so that none waits for another.
+"""
+
+import multiprocessing as mp
+import os
+import queue
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.evaluate.sampling import Generation, Request, Sampling
+
+IN_FLIGHT = 4096  # requests an engine holds: several times what it runs at once, so that it never starves
+HANDED = 256  # generations given back at a time
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # max_lora_rank that vLLM has kernels for
+ENDS = {"stop": "stop", "length": "length"}  # finish_reason → ours
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What an engine process needs, picklable."""
+
+    model: str
+    how: Sampling
+    eos: tuple[int, ...]
+    context: int  # longest prompt + max_tokens
+    adapter: str | None = None
+    adapter_rank: int = 0
+    dtype: str = "auto"
+    gpu_memory_utilization: float = 0.9
+    trust_remote_code: bool = False
+    more: tuple[tuple[str, Any], ...] = ()  # further arguments of vllm.LLM
+
+
+class Engine:
+    """One vllm.LLM, fed and emptied step by step."""
+
+    def __init__(self, settings: EngineSettings):
+        import vllm
+
+        self.settings, self.vllm = settings, vllm
+        try:
+            self.llm = vllm.LLM(**self._engine_arguments())
+        except (ValueError, RuntimeError, OSError) as e:
+            reason = " ".join(str(e).split())[:300].rstrip(". ")
+            raise UserError(
+                f"vLLM could not start {settings.model} ({reason}): its log above says more; lower "
+                f"--gpu_memory_utilization if the GPU is shared, or use --backend transformers."
+            ) from e
+        self.lora = None
+        if settings.adapter:
+            from vllm.lora.request import LoRARequest
+
+            self.lora = LoRARequest("adapter", 1, settings.adapter)
+        self.peak = 0  # most requests ever in flight
+
+    def _engine_arguments(self) -> dict[str, Any]:
+        s = self.settings
+        arguments: dict[str, Any] = {
+            "model": s.model,
+            "dtype": s.dtype,
+            "max_model_len": s.context,
+            "gpu_memory_utilization": s.gpu_memory_utilization,
+            "trust_remote_code": s.trust_remote_code,
+            "enable_prefix_caching": True,  # all samples of a problem share its prompt
+            "generation_config": "vllm",  # not the model's own: its penalties and top_k are not ours
+            # After temperature and truncation: Sampling says why. vLLM's other choice, raw_logprobs, is before both.
+            "logprobs_mode": "processed_logprobs",
+            "seed": 0,
+        }
+        if s.adapter:
+            rank = next((r for r in RANKS if r >= s.adapter_rank), None)
+            if rank is None:
+                raise UserError(
+                    f"adapter {s.adapter} has rank {s.adapter_rank}, and vLLM serves up to {RANKS[-1]}: merge it first "
+                    f"(sage-rlvr merge)."
+                )
+            arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
+        return arguments | dict(s.more)
+
+    def parameters(self, request: Request) -> Any:
+        """One request's SamplingParams."""
+        from vllm.sampling_params import RequestOutputKind
+
+        how, cls = self.settings.how, self.vllm.SamplingParams
+        more = {"flat_logprobs": True} if "flat_logprobs" in getattr(cls, "__struct_fields__", ()) else {}
+        return cls(
+            n=1,
+            temperature=how.temperature,
+            top_p=how.top_p,
+            top_k=how.top_k or -1,
+            min_p=how.min_p,
+            seed=request.key,
+            max_tokens=how.max_tokens,
+            stop=list(how.stop),
+            include_stop_str_in_output=True,
+            stop_token_ids=list(self.settings.eos),
+            logprobs=0,  # the drawn token's alone
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            **more,
+        )
+
+    def run(self, pull: Callable[[bool], Request | None]) -> Iterator[list[Generation]]:
+        """``pull(wait)`` gives the next request, None where there is none now, StopIteration where there will be none."""
+        engine, more, number = self.llm.llm_engine, True, 0
+        flying: dict[str, Request] = {}
+        done: list[Generation] = []
+        try:
+            while more or flying:
+                while more and len(flying) < IN_FLIGHT:
+                    try:
+                        request = pull(not flying)
+                    except StopIteration:
+                        more = False
+                        break
+                    if request is None:
+                        break
+                    prompt = {"prompt_token_ids": list(request.prompt)}
+                    engine.add_request(str(number), prompt, self.parameters(request), lora_request=self.lora)
+                    flying[str(number)] = request
+                    number += 1
+                self.peak = max(self.peak, len(flying))
+                if flying:
+                    finished = [output for output in engine.step() if output.finished]
+                    done += [_generation(flying.pop(_number(o.request_id)), o.outputs[0]) for o in finished]
+                if len(done) >= HANDED or (done and not flying):
+                    yield done
+                    done = []
+            if done:
+                yield done
+        finally:
+            if flying:  # the run stopped early: the engine is to be used again, or to end cleanly
+                engine.abort_request(list(flying))
+
+
+def _number(request_id: str) -> str:
+    return request_id.split("-")[0]  # vLLM may append a suffix of its own to make ids unique
+
+
+def _generation(request: Request, output: Any) -> Generation:
+    finish = ENDS.get(output.finish_reason)
+    if finish is None:
+        raise RuntimeError(f"vLLM ended {request.task}/{request.problem} with finish_reason={output.finish_reason!r}.")
+    return Generation(request, list(output.token_ids), output.text, finish, output.cumulative_logprob)
+
+
+class VllmBackend:
+    """Engines on every GPU that is visible. A sample depends on its own seed; batches are the engine's affair."""
+
+    batch_size: int | None = None
+
+    def __init__(self, settings: EngineSettings, gpus: list[str]):
+        self.settings, self.gpus = settings, gpus
+        self.engine = Engine(settings) if len(gpus) == 1 else None
+        self.workers = None if self.engine else Workers(settings, gpus)
+
+    def generate(self, requests: Iterator[Request]) -> Iterator[list[Generation]]:
+        if self.engine:
+            yield from self.engine.run(lambda wait: next(requests))
+        elif self.workers:
+            yield from self.workers.run(requests)
+
+    def close(self) -> None:
+        if self.workers:
+            self.workers.close()
+        self.engine = None
+
+
+# ---- one process a GPU -------------------------------------------------------------------------------------------
+
+
+class Workers:
+    """Engine processes around two bounded queues."""
+
+    def __init__(self, settings: EngineSettings, gpus: list[str]):
+        context = mp.get_context("spawn")
+        self.inbox: Any = context.Queue(maxsize=2 * len(gpus))  # lists of HANDED requests; None ends a worker
+        self.outbox: Any = context.Queue(maxsize=4 * len(gpus))
+        self.processes = [
+            context.Process(target=_work, args=(settings, gpu, self.inbox, self.outbox), name=f"vllm-gpu{gpu}")
+            for gpu in gpus
+        ]  # not daemons: an engine has child processes of its own
+        for process in self.processes:
+            process.start()
+
+    def run(self, requests: Iterator[Request]) -> Iterator[list[Generation]]:
+        self.stopping = threading.Event()
+        feeder = threading.Thread(target=self._feed, args=(requests,), daemon=True)
+        feeder.start()
+        ended = 0
+        try:
+            while ended < len(self.processes):
+                kind, content = self._next()
+                if kind == "error":
+                    raise content
+                if kind == "end":
+                    ended += 1
+                else:
+                    yield content
+        finally:
+            self.stopping.set()
+            feeder.join(timeout=5)
+
+    def _feed(self, requests: Iterator[Request]) -> None:
+        chunks = iter(lambda: list(islice(requests, HANDED)), [])
+        for item in chain(chunks, [None] * len(self.processes)):
+            while not _offered(self.inbox, item):
+                if self.stopping.is_set():
+                    return
+
+    def _next(self) -> tuple[str, Any]:
+        while True:
+            try:
+                return self.outbox.get(timeout=1.0)
+            except queue.Empty:
+                for process in self.processes:
+                    if process.exitcode not in (None, 0):
+                        raise RuntimeError(
+                            f"{process.name} died with exit code {process.exitcode}; what was sampled before stays, run the "
+                            f"same command again to go on."
+                        ) from None
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.join(timeout=0.1)
+            if process.is_alive():
+                process.terminate()
+        for process in self.processes:
+            process.join(timeout=20)
+
+
+def _offered(box: Any, item: Any) -> bool:
+    try:
+        box.put(item, timeout=0.5)
+    except queue.Full:
+        return False
+    return True
+
+
+def _work(settings: EngineSettings, gpu: str, inbox: Any, outbox: Any) -> None:
+    """In the worker: requests in, generations out, until told to end or the parent is gone."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA is first used in this process
+    parent = mp.parent_process()
+    waiting: list[Request] = []
+
+    def see_parent() -> None:
+        if parent is not None and not parent.is_alive():
+            os._exit(1)  # killed: nobody is left to take the samples
+
+    def hand(*item: Any) -> None:
+        while not _offered(outbox, item):
+            see_parent()
+
+    def pull(wait: bool) -> Request | None:
+        while not waiting:
+            try:
+                chunk = inbox.get(timeout=1.0) if wait else inbox.get_nowait()
+            except queue.Empty:
+                see_parent()
+                if wait:
+                    continue
+                return None
+            if chunk is None:
+                raise StopIteration
+            waiting.extend(chunk)
+        return waiting.pop(0)
+
+    try:
+        for generations in Engine(settings).run(pull):
+            hand("done", generations)
+        hand("end", gpu)
+    except UserError as e:
+        hand("error", e)
+    except Exception as e:
+        traceback.print_exc()
+        hand("error", RuntimeError(f"the engine on GPU {gpu} failed ({type(e).__name__}: {e})."))
+
+
+# ---- before anything starts --------------------------------------------------------------------------------------
+
+
+def visible_gpus() -> list[str]:
+    """Names for CUDA_VISIBLE_DEVICES, without touching the GPUs from this process."""
+    import torch
+
+    count = torch.cuda.device_count()
+    named = [g.strip() for g in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if g.strip()]
+    return named[:count] if named else [str(i) for i in range(count)]
+
+
+def check_files(model: str, adapter: str | None, trust_remote_code: bool) -> None:
+    """A model folder without weights, and an adapter for another model, in our own words before vLLM's."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from sage_rlvr.models import loading
+
+    if Path(model).is_dir():
+        loading._check_folder(Path(model), trust_remote_code)
+    if adapter and Path(adapter).is_dir() and Path(model).is_dir():
+        config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+        with torch.device("meta"):
+            shape_only = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        loading._check_shapes(shape_only, model, Path(adapter))

@@ -1,0 +1,129 @@
+"""One run of a study in a process of its own: python -m sage_rlvr.study.job OUT RUN. Killed, it goes on when run again."""
+
+import ctypes
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.models import write_whole
+from sage_rlvr.study.plan import Study, read_folder
+
+STATUS = "status.json"
+
+
+def end_with_parent() -> None:
+    """A study that is killed takes its runs along: SIGTERM, on which a training writes a checkpoint (Linux)."""
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            sys.exit(143)
+
+
+def main(out: str, run: str) -> int:
+    end_with_parent()
+    study, folder = read_folder(out), Path(out, run)
+    folder.mkdir(parents=True, exist_ok=True)
+    started = time.time()
+
+    def say(state: str, stage: str, **more: Any) -> None:
+        now = {"state": state, "stage": stage, "pid": os.getpid(), "started": started, "updated": time.time(), **more}
+        write_whole(folder / STATUS, json.dumps(now) + "\n")
+
+    stage = "start"
+    try:
+        say("running", stage := "sft" if run == "base" else "train")
+        model = make_base(study, Path(out)) if run == "base" else train_variant(study, Path(out), run)
+        say("running", stage := "eval")
+        _evaluate(study, model, folder / "eval", run)
+        say("done", stage, model=str(model))
+    except UserError as e:
+        say("failed", stage, error=str(e))
+        print(f"{run}: {e}", file=sys.stderr)
+        return 2
+    except Exception as e:
+        say("failed", stage, error=f"{type(e).__name__}: {e}"[:500])
+        raise
+    return 0
+
+
+# ---- the base ------------------------------------------------------------------------------------------------------
+
+
+def start_model(out: Path) -> str:
+    """What the variants start from."""
+    return json.loads((out / "base" / "start.json").read_text(encoding="utf-8"))["model"]
+
+
+def make_base(study: Study, out: Path) -> str:
+    """The model after SFT, or as it is where the study names no SFT stage."""
+    from sage_rlvr.models import scratch_model
+    from sage_rlvr.train import sft
+    from sage_rlvr.train.recipes import load_recipe
+
+    base = study.base
+    model = base.get("model_name_or_path")
+    if model is None:
+        model = str(scratch_model(out / "base" / "scratch", **base["scratch"]))
+    stage = base.get("sft")
+    if stage:
+        recipe = load_recipe(stage) if isinstance(stage, str) else dict(stage)
+        run, config = sft.from_recipe(recipe, out / "base" / "sft", model)
+        rows = demonstration_rows(**base["demonstrations"]) if "demonstrations" in base else None
+        model = str(sft.run_sft(run, config, dataset=rows))
+    write_whole(out / "base" / "start.json", json.dumps({"model": model}) + "\n")
+    return model
+
+
+def demonstration_rows(problems: int, skew: float = 0.9, seed: int = 0) -> list[dict[str, str]]:
+    """countdown-ltr problems with one right answer each, in the symbols format (METHOD section 10).
+
+    An answer is drawn evenly; with probability ``skew`` the numbers are then *shown* in its order, else shuffled. A base
+    taught on these mostly joins the numbers as they stand and knows the other orders faintly: what RL then loses or keeps.
+    """
+    from sage_rlvr.tasks import generate_ltr, solutions
+
+    rows = []
+    for problem in generate_ltr(problems, seed=seed):
+        rng = random.Random(repr(("shown", seed, problem.id)))
+        target = problem.meta["target"]
+        answer = rng.choice(solutions(problem.meta["numbers"], target))
+        numbers = answer.replace("+", " ").replace("-", " ").replace("*", " ").split()
+        if rng.random() >= skew:
+            rng.shuffle(numbers)
+        rows.append({"prompt": f"{' '.join(numbers)}={target}:", "completion": answer})
+    return rows
+
+
+# ---- a variant -----------------------------------------------------------------------------------------------------
+
+
+def train_variant(study: Study, out: Path, run: str) -> str:
+    from sage_rlvr.train.run import train
+
+    settings = study.settings_of(run)
+    settings.pop("sft", None)  # the base has been through it
+    settings |= {"model_name_or_path": start_model(out), "output_dir": str(out / run / "train")}
+    recipe = out / run / "recipe.yaml"
+    write_whole(recipe, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+    return str(train(["--config", str(recipe)]))
+
+
+def _evaluate(study: Study, model: str, folder: Path, run: str) -> None:
+    from sage_rlvr.evaluate.page import show_results
+    from sage_rlvr.evaluate.run import EvalArguments, evaluate
+
+    evaluate(EvalArguments(**{"model": model, "out": str(folder), "run": run, **study.evaluate}))
+    show_results(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,121 @@
+"""A study file: what is trained from what, and how it is measured.
+
+base:      {model_name_or_path: Qwen/Qwen2.5-Math-7B, sft: sft.yaml}      # or scratch: {…} and demonstrations: {…}
+train:     {extends: paper.yaml, max_steps: 1000}                         # settings every variant shares; may extend a recipe
+variants:
+  grpo:    {guide: none}                                                  # laid over train; may extend a recipe
+  branch:  {extends: branch.yaml}
+seeds:     [3407]
+evaluate:  {tasks: [aime, amc23], n: 256, seeds: 5}
+"""
+
+import json
+import re
+from dataclasses import asdict, dataclass, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.models import write_whole
+from sage_rlvr.train.recipes import list_recipes, load_recipe, merged, read_yaml
+
+RECORD = "study.json"
+
+
+@dataclass(frozen=True)
+class Study:
+    name: str
+    base: dict[str, Any]
+    train: dict[str, Any]
+    variants: dict[str, dict[str, Any]]
+    seeds: list[int]
+    evaluate: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if not self.variants or not self.seeds:
+            raise UserError(f"study {self.name}: it needs at least one entry in variants: and one in seeds:.")
+        for variant in self.variants:
+            if not re.fullmatch(r"[A-Za-z0-9_.+-]+", variant) or variant == "base":
+                raise UserError(
+                    f"study {self.name}: variant {variant!r} becomes a folder name; use letters, digits and _ . + -."
+                )
+        if bool(self.base.get("model_name_or_path")) == bool(self.base.get("scratch")):
+            raise UserError(f"study {self.name}: base: names either model_name_or_path or scratch.")
+        if not self.evaluate.get("tasks"):
+            raise UserError(f"study {self.name}: evaluate: names no tasks.")
+
+    def runs(self) -> list[str]:
+        """Every run's folder name, the base first."""
+        return ["base", *(f"{v}-s{seed}" for v in self.variants for seed in self.seeds)]
+
+    def variant_of(self, run: str) -> tuple[str, int]:
+        name, _, seed = run.rpartition("-s")
+        return name, int(seed)
+
+    def settings_of(self, run: str) -> dict[str, Any]:
+        """The recipe of one run: shared settings, the variant's over them, its seed."""
+        variant, seed = self.variant_of(run)
+        return merged(merged(self.train, self.variants[variant]), {"seed": seed})
+
+
+def load_study(path_or_name: str | Path) -> Study:
+    """A study file, or a packaged one by name ("mini", "studies/mini.yaml")."""
+    path = Path(path_or_name)
+    if not path.is_file():
+        plain = str(path_or_name).removeprefix("studies/").removesuffix(".yaml")
+        path = Path(str(files("sage_rlvr").joinpath("studies", f"{plain}.yaml")))
+        if not path.is_file():
+            raise UserError(f"there is no study {str(path_or_name)!r}, neither as a file nor with the package: choose from "
+                            f"{', '.join(list_studies())}.")  # fmt: skip
+    content = read_yaml(path)
+    known = {f.name for f in fields(Study)} - {"name"}
+    for key in content:
+        if key not in known:
+            raise UserError(f"{path.name}: there is no part {key!r} in a study; it has {', '.join(sorted(known))}.")
+    for part in sorted(known - {"train"} - set(content)):
+        raise UserError(f"{path.name}: the part {part!r} is missing.")
+    train = _extended(content.get("train") or {})
+    variants = {name: _extended(v or {}) for name, v in content["variants"].items()}
+    return Study(path.stem, content["base"], train, variants, list(content["seeds"]), content["evaluate"])
+
+
+def list_studies() -> dict[str, str]:
+    shelf = files("sage_rlvr").joinpath("studies")
+    found = {
+        f.name.removesuffix(".yaml"): f.read_text(encoding="utf-8") for f in shelf.iterdir() if f.name.endswith(".yaml")
+    }
+    return {name: text.partition("\n")[0].removeprefix("#").strip() for name, text in sorted(found.items())}
+
+
+def _extended(part: dict[str, Any]) -> dict[str, Any]:
+    part = dict(part)
+    below = part.pop("extends", None)
+    if below is None:
+        return part
+    if below.removesuffix(".yaml") not in list_recipes() and not Path(below).is_file():
+        raise UserError(f"extends: {below} is no recipe; choose from {', '.join(list_recipes())}.")
+    return merged(load_recipe(below), part)
+
+
+def open_folder(study: Study, out: Path) -> None:
+    """Claims ``out`` for this study; a folder of another one is refused with the part that differs."""
+    record, mine = out / RECORD, json.loads(json.dumps(asdict(study)))
+    if record.is_file():
+        theirs = json.loads(record.read_text(encoding="utf-8"))
+        for part in mine:
+            if part == "seeds" and set(theirs[part]) <= set(mine[part]):
+                continue  # more seeds may be added
+            if theirs.get(part) != mine[part]:
+                raise UserError(f"{out} holds a study whose {part} differs: name another --out, or set {part} back.")
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(record, json.dumps(mine, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_folder(out: str | Path) -> Study:
+    record = Path(out) / RECORD
+    if not record.is_file():
+        raise UserError(
+            f"{out} holds no study (there is no {RECORD}): run one with 'sage-rlvr study run FILE --out {out}'."
+        )
+    return Study(**json.loads(record.read_text(encoding="utf-8")))

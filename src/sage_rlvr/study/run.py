@@ -1,0 +1,133 @@
+"""Running a study: the base, then every variant × seed, several at a time; what is done is not done again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sage_rlvr.study.job import STATUS
+from sage_rlvr.study.plan import Study, load_study, open_folder, read_folder
+
+LOG = "job.log"
+
+
+def default_jobs() -> int:
+    """One a GPU; without one, one a core, four at most."""
+    import torch
+
+    return max(1, torch.cuda.device_count() if torch.cuda.is_available() else min(os.cpu_count() or 1, 4))
+
+
+def run_study(
+    source: str | Path, out: str | Path, jobs: int | None = None, watch: Callable[[Study, Path], None] | None = None
+) -> tuple[Study, list[str]]:
+    """Runs what is missing; answers the study and the runs that failed. ``watch`` is called about twice a second."""
+    study, out = load_study(source), Path(out)
+    open_folder(study, out)
+    jobs = jobs or default_jobs()
+    failed = _run(study, out, ["base"], 1, watch)
+    if not failed:
+        failed = _run(study, out, study.runs()[1:], jobs, watch)
+    return study, failed
+
+
+def _run(study: Study, out: Path, runs: list[str], jobs: int, watch: Callable[[Study, Path], None] | None) -> list[str]:
+    waiting = [r for r in runs if status_of(out, r)["state"] != "done"]
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    failed: list[str] = []
+    try:
+        while waiting or running:
+            for run in list(waiting):
+                state = status_of(out, run)["state"]
+                if state == "done":
+                    waiting.remove(run)
+                elif state != "running" and len(running) < jobs:  # running: what a killed study left is still ending
+                    waiting.remove(run)
+                    running[run] = _start(out, run, jobs, len(running))
+            for run, process in list(running.items()):
+                if process.poll() is not None:
+                    del running[run]
+                    if process.returncode != 0:
+                        failed.append(run)  # the others go on
+            if watch is not None:
+                watch(study, out)
+            time.sleep(0.5)
+    finally:
+        for (
+            process
+        ) in running.values():  # Ctrl-C: trainings write a checkpoint on SIGTERM, stores are whole at any moment
+            process.send_signal(signal.SIGTERM)
+        for process in running.values():
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+    return failed
+
+
+def _start(out: Path, run: str, jobs: int, slot: int) -> "subprocess.Popen[bytes]":
+    import torch
+
+    (out / run).mkdir(parents=True, exist_ok=True)
+    env = dict(os.environ)
+    if torch.cuda.is_available():
+        if torch.cuda.device_count() > 1:
+            env["CUDA_VISIBLE_DEVICES"] = str(slot % torch.cuda.device_count())
+    else:
+        env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
+    with (out / run / LOG).open("ab") as log:
+        command = [sys.executable, "-m", "sage_rlvr.study.job", str(out), run]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env)
+
+
+# ---- where each run stands -----------------------------------------------------------------------------------------
+
+
+def status_of(out: Path, run: str) -> dict[str, Any]:
+    """state: waiting, running, interrupted, failed or done; with the training step and its latest numbers where there are any."""
+    try:
+        status = json.loads((out / run / STATUS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {"state": "waiting", "stage": ""}
+    if status["state"] == "running" and not _alive(status["pid"]):
+        status["state"] = "interrupted"
+    return status | _progress(out / run)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _progress(folder: Path) -> dict[str, Any]:
+    try:
+        with (folder / "train" / "log.jsonl").open("rb") as f:
+            f.seek(0, os.SEEK_END)
+            f.seek(max(0, f.tell() - 8192))
+            lines = f.read().decode(errors="replace").splitlines()
+    except OSError:
+        return {}
+    for line in reversed(lines):
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if "loss" in entry:
+            return {k: entry.get(k) for k in ("step", "reward", "kl", "entropy")}
+    return {}
+
+
+def finished_runs(out: str | Path) -> dict[str, Path]:
+    """run → folder of its evaluation, for the runs that are done."""
+    study = read_folder(out)
+    return {r: Path(out, r, "eval") for r in study.runs() if status_of(Path(out), r)["state"] == "done"}

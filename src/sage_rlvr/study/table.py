@@ -1,0 +1,113 @@
+"""A study's table: each variant over its seeds, against the base, with intervals over problems."""
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sage_rlvr.evaluate.counts import RIGHT, TaskCounts, counts_of
+from sage_rlvr.metrics import Interval, bootstrap_interval, pass_at_k
+from sage_rlvr.study.plan import read_folder
+from sage_rlvr.study.run import finished_runs
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant on one task. Values are means over problems of means over seeds; ``std`` is over seeds."""
+
+    task: str
+    variant: str
+    seeds: int
+    problems: int
+    pass_at: dict[int, Interval]
+    std: dict[int, float]
+    solutions: Interval | None  # distinct right solutions a problem, in n samples
+    lost: float  # problems the base solves in n samples and this does not, mean over seeds
+    gained: float
+
+
+def study_rows(out: str | Path) -> list[Row]:
+    """Rows for every finished run, the base first; a variant whose seeds are not all there is shown with those that are."""
+    study, done = read_folder(out), finished_runs(out)
+    groups: dict[str, list[Path]] = defaultdict(list)
+    for run, folder in done.items():
+        groups["base" if run == "base" else study.variant_of(run)[0]].append(folder)
+    counts = {variant: [counts_of(f) for f in folders] for variant, folders in groups.items()}
+    rows = []
+    for task in study.evaluate["tasks"]:
+        per_variant = {v: [c.tasks[task] for c in runs if task in c.tasks] for v, runs in counts.items()}
+        common = _common([t for runs in per_variant.values() for t in runs])
+        base = per_variant.get("base", [])
+        for variant, runs in per_variant.items():
+            if runs:
+                rows.append(_row(task, variant, [r.only(common) for r in runs], base[0].only(common) if base else None))
+    return rows
+
+
+def _common(runs: list[TaskCounts]) -> list[str]:
+    """Problems that every run has whole, in the first run's order."""
+    if not runs:
+        return []
+    sets = [{p for p, whole in zip(r.problems, np.atleast_1d(r.whole.all(1))) if whole} for r in runs]
+    return [p for p in runs[0].problems if all(p in s for s in sets)]
+
+
+def _row(task: str, variant: str, runs: list[TaskCounts], base: TaskCounts | None) -> Row:
+    n = runs[0].n * len(runs[0].seeds)
+    ks = sorted({1, *(k for k in (16, 64, 256) if k < n), n})
+    per_seed = {k: np.stack([pass_at_k(r.totals, r.rights, k) for r in runs]) for k in ks}  # (seeds, problems)
+    distinct = np.stack([_solutions(r) for r in runs])
+    solved = np.stack([r.rights > 0 for r in runs])
+    before = base.rights > 0 if base is not None else solved[0]
+    return Row(
+        task=task,
+        variant=variant,
+        seeds=len(runs),
+        problems=len(runs[0].problems),
+        pass_at={k: bootstrap_interval(v.T) for k, v in per_seed.items()},
+        std={k: float(v.mean(1).std(ddof=1)) if len(runs) > 1 else float("nan") for k, v in per_seed.items()},
+        solutions=bootstrap_interval(distinct.T) if distinct.any() else None,
+        lost=float((before & ~solved).sum(1).mean()),
+        gained=float((~before & solved).sum(1).mean()),
+    )
+
+
+def _solutions(run: TaskCounts) -> np.ndarray:
+    """(problems,) distinct right solutions."""
+    right = (run.state == RIGHT) & (run.solution != 0)
+    return np.array([len(np.unique(s[ok])) for s, ok in zip(run.solution, right)], dtype=float)
+
+
+def as_markdown(rows: list[Row]) -> str:
+    ks = sorted({k for r in rows for k in r.pass_at})
+    head = ["task", "variant", "seeds", *(f"pass@{k}" for k in ks), "distinct right", "lost", "gained"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(cells(r, ks)) + " |" for r in rows]) + "\n"
+
+
+def cells(row: Row, ks: list[int]) -> list[str]:
+    def shown(x: Interval | None, digits: int) -> str:
+        return "–" if x is None else f"{x.mean:.{digits}f} [{x.low:.{digits}f}, {x.high:.{digits}f}]"
+
+    lost = ["–", "–"] if row.variant == "base" else [f"{row.lost:.1f}", f"{row.gained:.1f}"]
+    return [
+        row.task,
+        row.variant,
+        str(row.seeds),
+        *(shown(row.pass_at.get(k), 3) for k in ks),
+        shown(row.solutions, 2),
+        *lost,
+    ]
+
+
+def as_json(rows: list[Row]) -> list[dict[str, Any]]:
+    out = []
+    for row in rows:
+        d = asdict(row)
+        d["pass_at"] = {str(k): list(v) for k, v in row.pass_at.items()}
+        d["std"] = {str(k): None if np.isnan(v) else v for k, v in row.std.items()}
+        d["solutions"] = list(row.solutions) if row.solutions else None
+        out.append(d)
+    return out

@@ -1,0 +1,264 @@
+"""The whole verb on a tiny model: resume after kills, judging, refusals, flat memory."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.evaluate import run as run_module
+from sage_rlvr.evaluate.run import EvalArguments, Scribe, evaluate, judged_text
+from sage_rlvr.evaluate.sampling import Generation, Request
+from sage_rlvr.store.samples import SampleStore, StoreError
+from sage_rlvr.tasks import load_task, render
+from sage_rlvr.verify import Verdict
+from tests.evaluate import run_eval_tiny as world
+from tests.train import tiny
+
+QUIET = Console(quiet=True)
+KEYS = ["task", "problem", "seed", "index"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny.folder(tmp_path_factory.mktemp("model"), spread=0.5)
+
+
+@pytest.fixture(scope="module")
+def whole(model, tmp_path_factory):
+    """An uninterrupted run."""
+    return evaluate(world.arguments(model, tmp_path_factory.mktemp("runs") / "x"), QUIET)
+
+
+def table(folder):
+    return pd.read_parquet(Path(folder, "samples")).sort_values(KEYS, ignore_index=True)
+
+
+def test_every_sample_is_there_once_and_judged(whole):
+    rows = table(whole)
+    assert len(rows) == (world.PROBLEMS - 1) * world.SEEDS * world.N  # one gold is not verifiable
+    assert (rows.groupby(KEYS[:3]).size() == world.N).all()
+    assert "parity-3" not in set(rows.problem)
+    with SampleStore(whole, readonly=True) as store:
+        assert store.problems["parity"].unverifiable == ["parity-3"]
+    assert set(rows.run) == {"x"}
+    assert set(rows.finish) == {"stop", "length"}
+    ended = rows[rows.finish == "stop"]
+    parity = {p.id: p.answer for p in load_task("parity", limit=world.PROBLEMS, split="test")}
+    expected = [
+        float(bool(c) and len(c) % 2 == int(parity[p])) for c, p in zip(ended.completion.str.strip(), ended.problem)
+    ]
+    assert ended.verdict.tolist() == expected
+    assert 0 < sum(expected) < len(expected)
+    assert rows.groupby(["problem", "seed"]).completion.nunique().min() > 2
+    assert (rows.token_ids.map(len) == rows.tokens).all()
+    assert (rows.logprob < 0).all()
+
+
+def test_a_truncated_completion_without_an_answer_is_wrong(whole):
+    cut = table(whole).query("finish == 'length'")
+    assert len(cut) > 0
+    assert set(cut.verdict) == {0.0}
+    assert cut.answer.isna().all()
+    assert set(cut.reason) == {"truncated"}
+    assert set(cut.tokens) == {24}
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "judged"),
+    [
+        ("<SOLUTION>12</SOLUTION>", "stop", True),
+        ("<SOLUTION>12", "stop", True),  # EOS instead of the closing tag
+        ("<SOLUTION>12", "length", False),  # perhaps 123 was meant
+        (r"so \boxed{12} and on and", "length", True),
+        (r"\boxed{7} no, <SOLUTION>12", "length", False),
+        ("the answer is 12", "length", False),
+        ("the answer is 12", "stop", True),
+    ],
+)
+def test_what_is_judged_of_a_completion(text, finish, judged):
+    request = Request("t", "p", 0, 0, ())
+    assert judged_text(Generation(request, [1], text, finish, 0.0)) == (text if judged else "")
+
+
+def test_kill_nine_at_ten_moments_then_resume(model, whole, tmp_path):
+    script = [sys.executable, world.__file__, model, str(tmp_path / "x"), "10", "11"]
+    root = Path(__file__).parents[2]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    said = subprocess.run(script, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert said.returncode == 0, said.stderr[-2000:]
+    report = json.loads(said.stdout.splitlines()[-1])
+    total = (world.PROBLEMS - 1) * world.SEEDS * world.N
+    assert report["finished"]
+    assert report["stored"] == total  # in the raw shards: none lost, none doubled
+    assert len({x for x in report["left"] if 0 < x < total}) >= 3, report  # kills fell in the middle of the work
+    pd.testing.assert_frame_equal(table(tmp_path / "x"), table(whole), check_exact=True)
+
+
+def test_a_finished_run_loads_no_model(model, whole, monkeypatch):
+    monkeypatch.setattr(run_module, "make_backend", lambda *a: pytest.fail("nothing is missing"))
+    evaluate(world.arguments(model, whole), QUIET)
+
+
+def test_a_run_may_be_extended_and_keeps_what_it_has(model, whole, tmp_path):
+    evaluate(world.arguments(model, tmp_path / "x", n=3, seeds=1), QUIET)
+    few = table(tmp_path / "x")
+    evaluate(world.arguments(model, tmp_path / "x"), QUIET)
+    pd.testing.assert_frame_equal(table(tmp_path / "x"), table(whole))
+    assert len(few) == (world.PROBLEMS - 1) * 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", 0.5), ("min_p", 0.2), ("max_tokens", 20), ("prompt_format", "plain"), ("dtype", "float32")],
+)
+def test_other_settings_in_the_same_folder_are_refused_by_name(model, whole, field, value):
+    before = table(whole)
+    with pytest.raises(UserError, match=field):
+        evaluate(world.arguments(model, whole, **{field: value}), QUIET)
+    pd.testing.assert_frame_equal(table(whole), before)
+
+
+def test_prompts_are_trainings(model):
+    from sage_rlvr.tasks import chat_template, to_messages
+
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = chat_template(tokenizer, "paper")
+    problem = load_task("countdown-ltr", limit=1, split="test")[0]
+    (ask,) = run_module._asks([problem], run_module.get_format("paper"), tokenizer)
+    as_trl = tokenizer.apply_chat_template(to_messages(problem), add_generation_prompt=True, tokenize=True)
+    assert list(ask.prompt) == list(as_trl["input_ids"])
+    assert render(problem, "paper", tokenizer).endswith("<start_working_out>")
+
+
+def test_arguments():
+    args = EvalArguments(model="m", tasks=["aime,amc23", "aime"], out="o", seeds=3)
+    assert args.tasks == ["aime", "amc23"]
+    assert args.seeds == [0, 1, 2]
+    assert EvalArguments(model="m", tasks="amc23", out="o", seeds=[7, 4]).seeds == [4, 7]
+    assert (args.temperature, args.top_p, args.min_p, args.top_k, args.max_tokens) == (0.3, 1.0, 0.01, 0, 2048)
+    assert all(f.metadata.get("help") for f in EvalArguments.__dataclass_fields__.values())
+    for missing in ("model", "tasks", "out"):
+        with pytest.raises(UserError, match=f"--{missing}"):
+            EvalArguments(**({"model": "m", "tasks": "t", "out": "o"} | {missing: ""}))
+    with pytest.raises(UserError, match="n=0"):
+        EvalArguments(model="m", tasks="t", out="o", n=0)
+
+
+# ---- what goes wrong on the way ----------------------------------------------------------------------------------
+
+
+class Endless:
+    """A backend that never runs out, and says how far it was asked to go."""
+
+    batch_size = 4
+
+    def __init__(self, batches, fails=None):
+        self.batches, self.fails, self.given = batches, fails, 0
+
+    def generate(self, requests=None):
+        for i in range(self.batches):
+            if self.fails is not None and i == self.fails:
+                raise RuntimeError("the engine died")
+            self.given += 1
+            yield [Generation(Request("t", f"p{i}", 0, j, ()), [1], "x", "stop", -1.0) for j in range(4)]
+
+
+class SlowJudges:
+    fallback = True
+
+    def __init__(self):
+        self.judged, self.backend, self.ahead = 0, None, 0
+
+    def judge(self, task, texts, golds):
+        time.sleep(0.005)
+        self.judged += 1
+        self.ahead = max(self.ahead, self.backend.given - self.judged)
+        return [Verdict(0.0, text, "wrong") for text in texts]
+
+
+class NoLine:
+    def advance(self, *numbers):
+        pass
+
+
+def scribe(store, backend, judges):
+    judges.backend = backend
+    golds = {("t", f"p{i}"): "1" for i in range(200)}
+    return Scribe(store, judges, golds, "run", "m", NoLine())
+
+
+@pytest.fixture
+def any_task(monkeypatch):
+    monkeypatch.setattr(run_module, "distinct_solution", lambda *a: None)
+
+
+def test_sampling_waits_for_judging_so_memory_stays_flat(tmp_path, any_task):
+    backend, judges = Endless(100), SlowJudges()
+    with SampleStore(tmp_path / "x") as store:
+        writer = scribe(store, backend, judges)
+        writer.write(backend.generate())
+    assert judges.judged == 100
+    assert writer.peak <= run_module.QUEUE + 2
+    assert judges.ahead <= run_module.QUEUE + 2  # batches drawn and not yet judged
+    assert writer.peak >= run_module.QUEUE  # and the queue was full, so the bound is what held it
+    assert len(table(tmp_path / "x")) == 400
+
+
+def test_what_was_sampled_before_a_failure_stays(tmp_path, any_task):
+    backend = Endless(100, fails=30)
+    with pytest.raises(RuntimeError, match="the engine died"), SampleStore(tmp_path / "x") as store:
+        scribe(store, backend, SlowJudges()).write(backend.generate())
+    assert len(table(tmp_path / "x")) == 120
+
+
+def test_a_full_disk_stops_sampling_with_a_sentence(tmp_path, any_task, monkeypatch):
+    backend = Endless(100_000)
+    store = SampleStore(tmp_path / "x", shard_rows=8)
+    real, shards = store._write_shard, []
+
+    def until_full(*args):
+        shards.append(args)
+        if len(shards) > 3:
+            monkeypatch.setattr("os.fsync", _no_space)
+        real(*args)
+
+    monkeypatch.setattr(store, "_write_shard", until_full)
+    writer = scribe(store, backend, SlowJudges())
+    with pytest.raises(StoreError, match="the disk is full"), store:
+        writer.write(backend.generate())
+    assert backend.given < 50
+    assert len(table(tmp_path / "x")) == 24  # three shards of eight
+    assert not [t for t in threading.enumerate() if t.name == "judge"]
+
+
+def _no_space(*_):
+    raise OSError(28, "No space left on device")
+
+
+def test_a_model_without_weights_leaves_the_samples_alone(model, whole, tmp_path):
+    import shutil
+
+    broken = shutil.copytree(model, tmp_path / "m")
+    evaluate(world.arguments(broken, tmp_path / "x", n=2), QUIET)
+    before = table(tmp_path / "x")
+    (broken / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="no weights"):
+        evaluate(world.arguments(broken, tmp_path / "x"), QUIET)
+    pd.testing.assert_frame_equal(table(tmp_path / "x"), before)
+
+
+def test_progress_without_a_terminal(model, tmp_path):
+    with open(tmp_path / "log", "w") as file:
+        evaluate(world.arguments(model, tmp_path / "x", n=2), Console(file=file, width=200))
+    said = (tmp_path / "log").read_text()
+    assert "sampling 52/52" in said
+    assert "tokens/s" in said
+    assert "right" in said

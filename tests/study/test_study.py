@@ -1,0 +1,206 @@
+"""Studies: files that are checked, runs in real processes, killed and run again, failures that stay alone."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from sage_rlvr import UserError, cli
+from sage_rlvr.study import job
+from sage_rlvr.study.plan import list_studies, load_study, open_folder, read_folder
+from sage_rlvr.study.run import run_study, status_of
+from sage_rlvr.study.table import study_rows
+from sage_rlvr.tasks import generate_ltr, solutions
+
+SMALL = {
+    "base": {
+        "scratch": {"characters": "0123456789+-*=: ", "width": 16, "layers": 1, "heads": 2},
+        "demonstrations": {"problems": 64},
+        "sft": {"prompt_format": "symbols", "use_peft": False, "use_cpu": True, "max_steps": 6, "max_length": 64,
+                "per_device_train_batch_size": 32, "learning_rate": 1e-2, "report_to": "none", "gradient_checkpointing": False,
+                "disable_tqdm": True},
+    },
+    "train": {"task": "countdown-ltr", "rows": 32, "prompt_format": "symbols", "decontaminate": False, "max_steps": 4,
+              "per_device_train_batch_size": 16, "num_generations": 8, "max_completion_length": 10, "learning_rate": 1e-3,
+              "report_to": "none", "save_steps": 1, "save_total_limit": 2, "use_cpu": True, "bf16": False, "logging_steps": 1,
+              "gradient_checkpointing": False, "guide": "none"},
+    "variants": {"grpo": {}, "branch": {"guide": "branch", "guide_args": {"threshold": 0.5}}},
+    "seeds": [0],
+    "evaluate": {"tasks": ["countdown-ltr"], "n": 4, "seeds": 1, "limit": 12, "temperature": 1.0, "min_p": 0.0, "max_tokens": 10,
+                 "prompt_format": "symbols"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def study_file(tmp_path):
+    def write(**changes):
+        path = tmp_path / "small.yaml"
+        path.write_text(yaml.safe_dump(SMALL | changes))
+        return path
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------
+
+
+def test_packaged_studies_are_whole():
+    assert set(list_studies()) >= {"demo"}
+    for name in list_studies():
+        study = load_study(name)
+        for run in study.runs()[1:]:
+            assert "extends" not in study.settings_of(run)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"variants": {}}, "needs at least one entry in variants"),
+        ({"seeds": []}, "one in seeds"),
+        ({"variants": {"a/b": {}}}, "becomes a folder name"),
+        ({"base": {}}, "names either model_name_or_path or scratch"),
+        ({"evaluate": {"n": 4}}, "names no tasks"),
+        ({"trian": {}}, "there is no part 'trian'"),
+        ({"variants": {"a": {"extends": "brunch.yaml"}}}, "extends: brunch.yaml is no recipe"),
+    ],
+)
+def test_mistakes_in_a_file(study_file, changes, sentence):
+    with pytest.raises(UserError, match=sentence):
+        load_study(study_file(**changes))
+
+
+def test_variants_lie_over_shared_settings_and_recipes(study_file):
+    study = load_study(study_file(variants={"paper": {"extends": "branch.yaml", "max_steps": 7}}, seeds=[3, 4]))
+    assert study.runs() == ["base", "paper-s3", "paper-s4"]
+    settings = study.settings_of("paper-s4")
+    assert (settings["seed"], settings["max_steps"], settings["guide"], settings["beta"]) == (4, 7, "branch", 0.05)
+    assert settings["task"] == "dapo-math-17k", "a recipe a variant extends wins over what is shared"
+
+
+def test_two_studies_do_not_mix(study_file, tmp_path):
+    open_folder(load_study(study_file()), tmp_path / "out")
+    with pytest.raises(UserError, match="holds a study whose evaluate differs"):
+        open_folder(load_study(study_file(evaluate=SMALL["evaluate"] | {"n": 8})), tmp_path / "out")
+    open_folder(load_study(study_file(seeds=[0, 1])), tmp_path / "out")  # more seeds may be added
+    with pytest.raises(UserError, match="holds no study"):
+        read_folder(tmp_path / "nothing")
+
+
+def test_demonstrations_are_right_and_skewed():
+    rows = job.demonstration_rows(400, skew=0.9)
+    usual = 0
+    for row in rows:
+        numbers, target = row["prompt"].removesuffix(":").split("=")
+        assert row["completion"] in solutions([int(x) for x in numbers.split()], int(target))
+        usual += row["completion"].replace("+", " ").replace("-", " ").replace("*", " ").split() == numbers.split()
+    assert 0.85 < usual / 400 < 0.97
+    trained = {(tuple(sorted(r["prompt"].split("=")[0].split())), r["prompt"].split("=")[1]) for r in rows}
+    test = {
+        (tuple(sorted(map(str, p.meta["numbers"]))), f"{p.meta['target']}:") for p in generate_ltr(200, split="test")
+    }
+    assert not trained & test
+
+
+# ---- runs ----------------------------------------------------------------------------------------------------------
+
+
+def table_of(folder):
+    return json.loads((Path(folder) / "table.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """One uninterrupted study, with a variant that cannot be trained."""
+    place = tmp_path_factory.mktemp("whole")
+    os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    broken = {"variants": SMALL["variants"] | {"broken": {"guide": "no-such-guide"}}}
+    path = place / "small.yaml"
+    path.write_text(yaml.safe_dump(SMALL | broken))
+    return place, cli.main(["study", "run", str(path), "--out", str(place / "out"), "--jobs", "2"])
+
+
+def test_one_failing_variant_leaves_the_others(whole, capsys):
+    place, code = whole
+    assert code == 1
+    assert status_of(place / "out", "broken-s0")["state"] == "failed"
+    assert "guide='no-such-guide' is unknown" in status_of(place / "out", "broken-s0")["error"]
+    assert [r["variant"] for r in table_of(place / "out")] == ["base", "grpo", "branch"]
+    assert cli.main(["study", "status", str(place / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert "3 of 4 runs done" in printed
+    assert "failed" in printed
+
+
+def test_the_table_is_plain_arithmetic_on_the_store(whole):
+    import pandas as pd
+
+    place, _ = whole
+    for row in table_of(place / "out"):
+        run = row["variant"] if row["variant"] == "base" else f"{row['variant']}-s0"
+        frame = pd.read_parquet(place / "out" / run / "eval" / "samples")
+        per_problem = frame.groupby("problem")["verdict"].mean()
+        assert row["pass_at"]["1"][0] == pytest.approx(per_problem.mean())
+        assert row["pass_at"]["4"][0] == pytest.approx((per_problem > 0).mean())
+        right = frame[frame["verdict"] == 1].groupby("problem")["solution"].nunique()
+        if row["solutions"]:
+            assert row["solutions"][0] == pytest.approx(right.reindex(per_problem.index).fillna(0).mean())
+
+
+def test_done_runs_are_not_run_again(whole, study_file):
+    place, _ = whole
+    before = (place / "out" / "grpo-s0" / "status.json").stat().st_mtime_ns
+    _, failed = run_study(place / "small.yaml", place / "out", jobs=1)
+    assert failed == ["broken-s0"]
+    assert (place / "out" / "grpo-s0" / "status.json").stat().st_mtime_ns == before
+
+
+def test_killed_and_run_again_gives_the_same_table(whole, tmp_path):
+    place, _ = whole
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(SMALL))
+    command = [
+        sys.executable,
+        "-m",
+        "sage_rlvr.cli",
+        "study",
+        "run",
+        str(path),
+        "--out",
+        str(tmp_path / "out"),
+        "--jobs",
+        "2",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.time() + 240
+    while time.time() < deadline and process.poll() is None:
+        if status_of(tmp_path / "out", "grpo-s0").get("step"):  # in the middle of training
+            process.send_signal(signal.SIGKILL)
+            break
+        time.sleep(0.05)
+    assert process.wait() == -signal.SIGKILL, "the study was killed while it trained"
+    again = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert again.returncode == 0, again.stderr
+    uninterrupted = {r["variant"]: r for r in table_of(place / "out")}
+    for row in table_of(tmp_path / "out"):
+        assert row == uninterrupted[row["variant"]]
+
+
+def test_rows_pool_seeds(whole):
+    place, _ = whole
+    rows = {r.variant: r for r in study_rows(place / "out")}
+    assert rows["base"].seeds == 1
+    assert np.isnan(rows["grpo"].std[1])
+    assert rows["grpo"].problems == 12
