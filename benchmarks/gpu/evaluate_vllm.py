@@ -3,7 +3,7 @@
     python benchmarks/gpu/evaluate_vllm.py --model MODEL --data_dir DATA --json out.json
 
 Each part runs in a process of its own, so that one that fails, or an engine that keeps its memory, leaves the others alone:
-  throughput   tokens/s of bare vllm.LLM.generate (unseeded, no log-probs) and of the whole ``sage-rlvr eval`` with
+  throughput   tokens/s of bare vllm.LLM.generate (unseeded, no log-probs) and of the whole ``sage-rlvr eval`` with seeds,
                log-probs, verification and the store: one engine, the same prompts, in turn. Goal: 95%
   float32, bfloat16   greedy completions of the transformers and vllm backends on --small, and sampled log-probs of both
                against TRL's GRPOTrainer on the same tokens
@@ -13,7 +13,6 @@ Each part runs in a process of its own, so that one that fails, or an engine tha
 """
 
 import argparse
-import copy
 import json
 import os
 import subprocess
@@ -21,7 +20,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +75,6 @@ def throughput(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     backend = VllmBackend(settings, ["0"])
     assert backend.engine is not None
     llm, engine = backend.engine.llm, backend.engine
-    seeded = copy.copy(engine)
-    seeded.settings = replace(settings, seeded=True)
     prompts = [{"prompt_token_ids": list(r.prompt)} for r in everything(asks, args.n)]
     bare = vllm.SamplingParams(
         temperature=how.temperature,
@@ -92,7 +88,7 @@ def throughput(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     rounds: dict[str, list[dict[str, float]]] = {"bare": [], "bare, seeded with log-probs": [], "ours": []}
     for i in range(args.rounds):
         rounds["bare"].append(_timed_bare(llm, prompts, bare))
-        ours = [seeded.parameters(r) for r in everything(asks, args.n)]
+        ours = [engine.parameters(r) for r in everything(asks, args.n)]
         rounds["bare, seeded with log-probs"].append(_timed_bare(llm, prompts, ours))
         rounds["ours"].append(_timed_eval(backend, args, work / f"run{i}"))
         print({name: round(r[-1]["tokens"] / r[-1]["seconds"]) for name, r in rounds.items()}, flush=True)

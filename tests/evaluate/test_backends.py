@@ -347,24 +347,12 @@ def test_vllm_gets_our_settings(fake_vllm, tokenizer):
     assert prompt == {"prompt_token_ids": list(rows[1].prompt)}
     assert lora == ("lora", "adapter", 1, "ad")
     wanted = {
-        "n": 1, "temperature": 0.3, "top_p": 0.95, "top_k": -1, "min_p": 0.01, "seed": None, "max_tokens": 64,
+        "n": 1, "temperature": 0.3, "top_p": 0.95, "top_k": -1, "min_p": 0.01, "seed": rows[1].key, "max_tokens": 64,
         "stop": ["</SOLUTION>"], "include_stop_str_in_output": True, "stop_token_ids": [1, 7], "logprobs": 0,
         "output_kind": "final", "flat_logprobs": True,
     }  # fmt: skip
     assert vars(params) == wanted
     assert (got[0].token_ids, got[0].text, got[0].finish, got[0].logprob) == ([5, 6], "ab", "stop", -1.5)
-
-
-def test_vllm_seeds(fake_vllm, tokenizer):
-    """No seed a request unless asked; the engine's own is another one each time a run goes on."""
-    from sage_rlvr.evaluate.run import engine_seed
-
-    rows = requests(tokenizer, 2)
-    engine = vllm_backend.VllmBackend(engine_settings(seeded=True, seed=11), ["0"]).engine
-    assert [engine.parameters(r).seed for r in rows] == [r.key for r in rows]
-    assert fake_vllm.made[-1]["seed"] == 11
-    assert len({engine_seed([0, 1], present) for present in range(1000)}) == 1000
-    assert engine_seed([0, 1], 7) == engine_seed([1, 0], 7) != engine_seed([2], 7)
 
 
 def test_vllm_has_a_bounded_number_in_flight(fake_vllm, tokenizer, monkeypatch):

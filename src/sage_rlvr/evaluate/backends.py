@@ -83,14 +83,10 @@ def make_backend(
     dtype: str = "auto",
     gpu_memory_utilization: float = 0.9,
     trust_remote_code: bool = False,
-    seeded: bool = False,
-    seed: int = 0,
 ) -> Backend:
-    """Loads the model. ``dtype`` auto is the stored one, on CPU float32. ``seeded`` and ``seed`` are vLLM's; transformers
-    draws every sample from its own key."""
+    """Loads the model. ``dtype`` auto is the stored one, on CPU float32."""
     if kind == "vllm":
-        engine = {"dtype": dtype, "gpu_memory_utilization": gpu_memory_utilization, "seeded": seeded, "seed": seed}
-        return _vllm(base, adapter, tokenizer, how, longest, trust_remote_code, engine)
+        return _vllm(base, adapter, tokenizer, how, longest, dtype, gpu_memory_utilization, trust_remote_code)
     import torch
 
     from sage_rlvr.evaluate.transformers_backend import TransformersBackend
@@ -108,8 +104,9 @@ def _vllm(
     tokenizer: Any,
     how: Sampling,
     longest: int,
+    dtype: str,
+    gpu_memory_utilization: float,
     trust_remote_code: bool,
-    engine: dict[str, Any],
 ) -> Backend:
     from peft import PeftConfig
     from transformers import GenerationConfig
@@ -117,11 +114,7 @@ def _vllm(
     from sage_rlvr.evaluate.transformers_backend import eos_ids
     from sage_rlvr.evaluate.vllm_backend import EngineSettings, VllmBackend, check_files, visible_gpus
 
-    folder = (
-        str(gguf_folder(base, None if engine["dtype"] == "auto" else engine["dtype"]))
-        if base.endswith(".gguf")
-        else base
-    )
+    folder = str(gguf_folder(base, None if dtype == "auto" else dtype)) if base.endswith(".gguf") else base
     check_files(folder, adapter, trust_remote_code)
     try:
         own: Any = GenerationConfig.from_pretrained(folder)
@@ -135,7 +128,8 @@ def _vllm(
         context=longest + how.max_tokens,
         adapter=adapter,
         adapter_rank=rank,
+        dtype=dtype,
+        gpu_memory_utilization=gpu_memory_utilization,
         trust_remote_code=trust_remote_code,
-        **engine,
     )
     return VllmBackend(settings, visible_gpus())

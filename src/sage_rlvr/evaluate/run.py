@@ -4,7 +4,6 @@ Memory does not grow with n: requests are made one at a time, at most QUEUE batc
 them out. Killed at any moment, the same command goes on; on CPU in float32 it ends with the very same samples.
 """
 
-import hashlib
 import queue
 import threading
 import time
@@ -70,9 +69,6 @@ class EvalArguments:
     batch_size: int | None = _field(None, "transformers: rows drawn together (default: 64, on a GPU 128).")
     dtype: str = _field("auto", "bfloat16, float16 or float32; auto: as stored, with transformers on CPU float32.")
     gpu_memory_utilization: float = _field(0.9, "vllm: share of each GPU's memory it may take.")
-    seeded: bool = _field(
-        False, "vllm: a seed for every request; samples then do not depend on the batch, but a quarter slower."
-    )
     verifier_workers: int | None = _field(None, "Processes that judge answers (default: one a CPU, 16 at most).")
     verifier_timeout_s: float = _field(5.0, "Seconds an answer may take to be judged.")
     save_every_s: float = _field(60.0, "Seconds of sampling that a kill may cost at most.")
@@ -129,8 +125,7 @@ def evaluate(args: EvalArguments, console: Console | None = None) -> Path:
             (console or Console()).print(f"{args.out} is complete: {total:,} samples are there.", highlight=False)
             return Path(args.out)
         engine = (args.batch_size, args.dtype, args.gpu_memory_utilization, args.trust_remote_code)
-        seeds = (args.seeded, engine_seed(args.seeds, present))
-        backend = make_backend(kind, base, adapter, tokenizer, how, longest, *engine, *seeds)
+        backend = make_backend(kind, base, adapter, tokenizer, how, longest, *engine)
         stack.callback(backend.close)
         golds = {(p.task, p.id): p.answer for problems, _ in kept.values() for p in problems}
         requests = missing(asks, args.seeds, args.n, have, backend.batch_size)
@@ -138,12 +133,6 @@ def evaluate(args: EvalArguments, console: Console | None = None) -> Path:
             run = args.run or Path(args.out).resolve().name
             Scribe(store, judges, golds, run, args.model, line).write(backend.generate(requests))
     return Path(args.out)
-
-
-def engine_seed(seeds: Sequence[int], present: int) -> int:
-    """vLLM's own seed: another one each time a run goes on, or it would draw again what the store has already."""
-    digest = hashlib.blake2b(repr((sorted(seeds), present)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % 2**31
 
 
 def _kept(task: str, args: EvalArguments, judges: "Judges") -> tuple[list[Problem], list[str]]:

@@ -1,7 +1,4 @@
-"""Sampling with vLLM's offline engine: a request a sample, as many in flight as the engine can use and no more.
-
-Requests carry no seed of their own unless asked: vLLM draws seeded rows one at a time, which cost a quarter of the token rate on
-an H200 with a small model. Each engine has its own seed, never one that drew samples of this store before.
+"""Sampling with vLLM's offline engine: a seeded request a sample, as many in flight as the engine can use and no more.
 
 vLLM (0.25) is imported when an engine starts. One GPU: the engine is driven from here. Several: one process a GPU, which draw
 requests from one queue, so that none waits for another.
@@ -13,7 +10,7 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -40,8 +37,6 @@ class EngineSettings:
     dtype: str = "auto"
     gpu_memory_utilization: float = 0.9
     trust_remote_code: bool = False
-    seed: int = 0  # the engine's
-    seeded: bool = False  # every request has its own: a sample then does not depend on what else is in the batch
     more: tuple[tuple[str, Any], ...] = ()  # further arguments of vllm.LLM
 
 
@@ -79,7 +74,7 @@ class Engine:
             "generation_config": "vllm",  # not the model's own: its penalties and top_k are not ours
             # After temperature and truncation: Sampling says why. vLLM's other choice, raw_logprobs, is before both.
             "logprobs_mode": "processed_logprobs",
-            "seed": s.seed,
+            "seed": 0,
         }
         if s.adapter:
             rank = next((r for r in RANKS if r >= s.adapter_rank), None)
@@ -103,7 +98,7 @@ class Engine:
             top_p=how.top_p,
             top_k=how.top_k or -1,
             min_p=how.min_p,
-            seed=request.key if self.settings.seeded else None,
+            seed=request.key,
             max_tokens=how.max_tokens,
             stop=list(how.stop),
             include_stop_str_in_output=True,
@@ -158,7 +153,7 @@ def _generation(request: Request, output: Any) -> Generation:
 
 
 class VllmBackend:
-    """Engines on every GPU that is visible; batches are the engine's affair."""
+    """Engines on every GPU that is visible. A sample depends on its own seed; batches are the engine's affair."""
 
     batch_size: int | None = None
 
@@ -190,13 +185,8 @@ class Workers:
         self.inbox: Any = context.Queue(maxsize=2 * len(gpus))  # lists of HANDED requests; None ends a worker
         self.outbox: Any = context.Queue(maxsize=4 * len(gpus))
         self.processes = [
-            context.Process(
-                target=_work,
-                # its own stream: two engines with one seed would draw the same samples of a problem
-                args=(replace(settings, seed=(settings.seed + i) % 2**31), gpu, self.inbox, self.outbox),
-                name=f"vllm-gpu{gpu}",
-            )
-            for i, gpu in enumerate(gpus)
+            context.Process(target=_work, args=(settings, gpu, self.inbox, self.outbox), name=f"vllm-gpu{gpu}")
+            for gpu in gpus
         ]  # not daemons: an engine has child processes of its own
         for process in self.processes:
             process.start()
@@ -314,9 +304,9 @@ def check_files(model: str, adapter: str | None, trust_remote_code: bool) -> Non
     from sage_rlvr.models import loading
 
     if Path(model).is_dir():
-        loading.check_folder(Path(model), trust_remote_code)
+        loading._check_folder(Path(model), trust_remote_code)
     if adapter and Path(adapter).is_dir() and Path(model).is_dir():
         config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
         with torch.device("meta"):
             shape_only = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-        loading.check_shapes(shape_only, model, Path(adapter))
+        loading._check_shapes(shape_only, model, Path(adapter))
