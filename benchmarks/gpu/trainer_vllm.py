@@ -41,8 +41,10 @@ def one_case(name: str, model: str) -> dict:
     options = dict(CASES[name])
     shaped = options.pop("guide")
     settings = {
-        "output_dir": tempfile.mkdtemp(), "per_device_train_batch_size": 16, "gradient_accumulation_steps": 4, "num_generations": 8,
-        "max_completion_length": 96, "max_steps": STEPS, "logging_steps": 1, "report_to": "none", "save_strategy": "no", "bf16": True,
+        "output_dir": tempfile.mkdtemp(), "per_device_train_batch_size": 16, "gradient_accumulation_steps": 4,
+        "num_generations": 8,
+        "max_completion_length": 96, "max_steps": STEPS, "logging_steps": 1, "report_to": "none", "save_strategy": "no",
+        "bf16": True,
         "beta": 0.05, "use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3, "temperature": 1.0,
         "learning_rate": 1e-5, "disable_tqdm": True, "vllm_max_model_length": 512, "mask_truncated_completions": True,
     } | options  # fmt: skip

@@ -4,6 +4,7 @@ Memory does not grow with n: requests are made one at a time, at most QUEUE batc
 them out. Killed at any moment, the same command goes on; on CPU in float32 it ends with the very same samples.
 """
 
+import json
 import queue
 import threading
 import time
@@ -19,6 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.backends import check_context, choose, make_backend, sources, tokenizer_of
 from sage_rlvr.evaluate.sampling import Ask, Generation, Have, Request, Sampling, missing
+from sage_rlvr.models import write_whole
+from sage_rlvr.provenance import made_with
 from sage_rlvr.store.samples import Sample, SampleStore
 from sage_rlvr.tasks import (
     Problem,
@@ -117,6 +120,7 @@ def evaluate(args: EvalArguments, console: Console | None = None) -> Path:
         longest = check_context(base, asks, how.max_tokens)
         settings = args.settings(kind, base, adapter)
         store = stack.enter_context(SampleStore(args.out, settings, shard_seconds=args.save_every_s))
+        write_whole(Path(args.out, "made.json"), json.dumps(made_with()) + "\n")
         for name, (problems, dropped) in kept.items():
             store.ask(name, [p.id for p in problems], args.n, args.seeds, dropped)
         have, present = _present(store, asks, args)

@@ -304,9 +304,9 @@ def check_files(model: str, adapter: str | None, trust_remote_code: bool) -> Non
     from sage_rlvr.models import loading
 
     if Path(model).is_dir():
-        loading._check_folder(Path(model), trust_remote_code)
+        loading.check_folder(Path(model), trust_remote_code)
     if adapter and Path(adapter).is_dir() and Path(model).is_dir():
         config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
         with torch.device("meta"):
             shape_only = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-        loading._check_shapes(shape_only, model, Path(adapter))
+        loading.check_shapes(shape_only, model, Path(adapter))

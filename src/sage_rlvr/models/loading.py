@@ -118,7 +118,7 @@ def _load(source: str, kw: dict[str, Any]) -> Any:
     from transformers import AutoModelForCausalLM
 
     if Path(source).is_dir():
-        _check_folder(Path(source), kw["trust_remote_code"])
+        check_folder(Path(source), kw["trust_remote_code"])
     elif not _hub_in_reach():
         kw |= {"local_files_only": True, "adapter_kwargs": {"local_files_only": True}}
     try:
@@ -132,7 +132,7 @@ def _load(source: str, kw: dict[str, Any]) -> Any:
     return model
 
 
-def _check_folder(folder: Path, trusted: bool) -> None:
+def check_folder(folder: Path, trusted: bool) -> None:
     from transformers import CONFIG_MAPPING
 
     if not (folder / "config.json").is_file():
@@ -188,7 +188,7 @@ def _with_adapter(model: Any, base: str, adapter: str, trainable: bool) -> Any:
             raise UserError(f"{adapter} is no adapter: it has no adapter_config.json; give a folder saved by PEFT.")
         if not _has(adapter, ("adapter_model.safetensors", "adapter_model.bin")):
             raise UserError(f"{adapter} has no adapter_model.safetensors: its save was interrupted, so make it again.")
-        _check_shapes(model, base, Path(adapter))
+        check_shapes(model, base, Path(adapter))
     try:
         peft_model = PeftModel.from_pretrained(model, adapter, adapter_name="default", is_trainable=trainable)
     except (ValueError, RuntimeError, OSError) as e:
@@ -206,7 +206,7 @@ def _with_adapter(model: Any, base: str, adapter: str, trainable: bool) -> Any:
 _OTHER_BASE = "give the base model it was trained on."
 
 
-def _check_shapes(model: Any, base: str, adapter: Path) -> None:
+def check_shapes(model: Any, base: str, adapter: Path) -> None:
     """Each LoRA pair against the layer it is for: A is (r, in), B is (out, r)."""
     modules = dict(model.named_modules())
     for key, shape in _saved_shapes(adapter).items():

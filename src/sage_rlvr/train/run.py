@@ -14,6 +14,7 @@ from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.models import is_adapter, load_model, load_tokenizer, write_whole
+from sage_rlvr.provenance import made_with
 from sage_rlvr.tasks import (
     Problem,
     chat_template,
@@ -147,13 +148,14 @@ def train(argv: list[str]) -> Path:
         )
         return folder
     trainer = build(run, args, model_args, str(start))
+    record = {"settings": settings, **made_with()}
     if args.process_index == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / RECORD, json.dumps({"settings": settings, "finished": False}, indent=1) + "\n")
+        write_whole(folder / RECORD, json.dumps({**record, "finished": False}, indent=1) + "\n")
     trainer.train(resume_from_checkpoint=bool(run.resume) or None)
     trainer.save_model(args.output_dir)
     if args.process_index == 0:
-        write_whole(folder / RECORD, json.dumps({"settings": settings, "finished": True}, indent=1) + "\n")
+        write_whole(folder / RECORD, json.dumps({**record, "finished": True}, indent=1) + "\n")
     if args.push_to_hub:
         trainer.push_to_hub(dataset_name=run.task)
     return folder

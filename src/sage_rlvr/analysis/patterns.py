@@ -1,0 +1,169 @@
+"""Reasoning patterns among right solutions (METHOD section 8, Eq. 13).
+
+F(p) = (1/N)·Σ_i (1/n_i)·Σ_j 1[p in solution ij] over the N problems that have n_i > 0 right solutions: every problem weighs the
+same. The pooled form counts every solution the same. A detector is a regular expression; what it says of a text is a hint, not
+a reading of the proof.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sage_rlvr.analysis.verdicts import rows
+from sage_rlvr.errors import UserError
+from sage_rlvr.metrics import Interval, bootstrap_interval
+from sage_rlvr.store import SampleStore
+
+_NAME = r"(?:(?:\\\(|\$)\s*+)?[a-z](?:_\w++)?\b"  # a variable, perhaps in maths
+
+# name → phrases, any of which is the pattern; upper and lower case are the same, "␣" is any run of white space. Repeats are
+# possessive (++), so that no text, however long or odd, takes more than one pass
+TABLE: dict[str, tuple[str, ...]] = {
+    "constraint set-up": (
+        rf"\blet␣(?:us␣)?(?:(?:denote|define|set|call)␣)?{_NAME}",
+        r"\bdenot(?:e|es|ed|ing)\b",
+        r"\bdefine␣",
+        r"\b(?:set|suppose|given|where|with|put)␣(?:that␣)?" + _NAME + r"\s*+=",
+        r"\bsubject␣to\b",
+        r"\bwe␣have␣the␣(?:equations?|constraints?|system)\b",
+    ),
+    "structural": (
+        r"\bof␣the␣form\b",
+        r"\bdecompos(?:e|es|ed|ing|ition)\b",
+        r"\b(?:split|break|divide|partition)s?␣(?:\w++␣){0,4}into␣(?:\w++␣)?(?:cases|parts|pieces)\b",
+        r"\bcase␣(?:1|i|one)\b",
+        r"\bby␣symmetry\b",
+        r"\bwithout␣loss␣of␣generality\b|\bwlog\b",
+    ),
+    "contradiction": (
+        r"\b(?:assume|suppose)␣(?:\w++␣){0,3}(?:for|towards?|to)␣(?:the␣)?(?:sake␣of␣)?(?:a␣)?(?:contradiction|contrary)\b",
+        r"\bby␣(?:way␣of␣)?contradiction\b",
+        r"\b(?:leads␣to|gives|yields|which␣is|reach(?:es)?|arrive␣at|have|is)␣a␣contradiction\b",
+        r"\bcontradict(?:s|ing)␣(?:the|our|that)\b",
+    ),
+}
+HINTS = {  # a text with none of these cannot have the pattern: ten times faster than asking the expression
+    "structural": (
+        "form", "decompos", "split", "break", "divide", "partition", "case", "symmetry", "generality", "wlog",
+    ),
+    "contradiction": ("contra",),
+}  # fmt: skip
+
+
+def _compiled(expression: str) -> re.Pattern[str]:
+    return re.compile(expression.replace("␣", r"\s++"), re.IGNORECASE)
+
+
+PATTERNS: dict[str, re.Pattern[str]] = {name: _compiled("|".join(f"(?:{p})" for p in ps)) for name, ps in TABLE.items()}
+
+
+def register_pattern(name: str, regex: str) -> re.Pattern[str]:
+    """Adds a detector (case-insensitive); a name that is taken is refused."""
+    if name in PATTERNS:
+        raise UserError(f"a pattern named {name!r} is registered already; choose another name.")
+    PATTERNS[name] = _user_pattern(name, regex)
+    return PATTERNS[name]
+
+
+def _user_pattern(name: str, regex: Any) -> re.Pattern[str]:
+    try:
+        found = re.compile(regex, re.IGNORECASE)
+    except (re.error, TypeError) as e:
+        raise UserError(f"pattern {name!r}: {regex!r} is not a regular expression ({e}); mend it.") from e
+    if found.search(""):
+        raise UserError(f"pattern {name!r}: {regex!r} matches the empty text, so every solution; make it say more.")
+    return found
+
+
+def chosen_patterns(
+    more: Mapping[str, str] | None = None, file: str | Path | None = None
+) -> dict[str, re.Pattern[str]]:
+    """The registered ones, those of a YAML file (name: regex), and ``more``; the latter replace those of the same name."""
+    import yaml
+
+    own: dict[str, Any] = {}
+    if file is not None:
+        try:
+            own = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
+        except (OSError, yaml.YAMLError) as e:
+            raise UserError(f"pattern file {file} cannot be read ({' '.join(str(e).split())}); check it.") from e
+        if not isinstance(own, dict):
+            raise UserError(f"pattern file {file} holds a {type(own).__name__}: write one 'name: regex' a line.")
+    return PATTERNS | {name: _user_pattern(name, regex) for name, regex in (own | dict(more or {})).items()}
+
+
+@dataclass
+class Frequency:
+    """One pattern in one task."""
+
+    per_problem: float  # F(p)
+    low: float
+    high: float
+    pooled: float
+    count: int  # right solutions that have it
+
+
+@dataclass
+class TaskPatterns:
+    task: str
+    problems: int  # N: those with a right solution
+    unsolved: int  # sampled, but never right
+    solutions: int  # Σ n_i
+    frequency: dict[str, Frequency]
+    n: dict[str, int]  # problem → n_i
+    hits: dict[str, dict[str, int]] = field(default_factory=dict)  # pattern → problem → count
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def has_pattern(text: str, name: str, detector: re.Pattern[str]) -> bool:
+    if name in HINTS and detector is PATTERNS.get(name):
+        low = text.lower()
+        if not any(hint in low for hint in HINTS[name]):
+            return False
+    return detector.search(text) is not None
+
+
+def patterns(
+    folder: str | Path,
+    detectors: Mapping[str, re.Pattern[str]] | None = None,
+    level: float = 0.95,
+    first: int | None = None,
+) -> dict[str, TaskPatterns]:
+    """Task → frequencies among right solutions. ``first``: only samples of an index below it (the paper has 16 a problem)."""
+    detectors = dict(detectors or PATTERNS)
+    n: dict[str, dict[str, int]] = {}
+    hits: dict[str, dict[str, dict[str, int]]] = {}
+    for row in rows(SampleStore(folder, readonly=True), ["completion"]):
+        if first is not None and row["index"] >= first:
+            continue
+        task, problem = row["task"], row["problem"]
+        n.setdefault(task, {}).setdefault(problem, 0)
+        if row["right"]:
+            n[task][problem] += 1
+            for name, detector in detectors.items():
+                if has_pattern(row["completion"], name, detector):
+                    here = hits.setdefault(task, {}).setdefault(name, {})
+                    here[problem] = here.get(problem, 0) + 1
+    if not n:
+        raise UserError(f"{folder} holds no judged sample; run eval into it first.")
+    return {
+        t: _task(t, counts, {name: hits.get(t, {}).get(name, {}) for name in detectors}, level)
+        for t, counts in n.items()
+    }
+
+
+def _task(task: str, counts: dict[str, int], hits: dict[str, dict[str, int]], level: float) -> TaskPatterns:
+    n = {p: m for p, m in counts.items() if m}
+    out = TaskPatterns(task, len(n), len(counts) - len(n), sum(n.values()), {}, n, hits)
+    for name, found in hits.items():
+        count, nan = sum(found.values()), float("nan")
+        share = np.array([found.get(p, 0) / m for p, m in n.items()])
+        mean, low, high = bootstrap_interval(share, level=level) if n else Interval(nan, nan, nan)
+        out.frequency[name] = Frequency(mean, low, high, count / out.solutions if n else nan, count)
+    return out

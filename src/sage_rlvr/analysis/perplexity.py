@@ -1,0 +1,175 @@
+"""Perplexity of a run's samples under the base (METHOD section 8, Eq. 39): exp(−(1/|y|)·Σ_t log π_base(y_t|…)).
+
+Heavier right tails mean that the model still writes what the base finds unlikely. Results are kept beside the store, in
+FOLDER/perplexity/*.parquet, one row a sample and scoring model, and are computed once.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sage_rlvr.analysis.scoring import ModelSource, Prompts, Text, read_texts
+from sage_rlvr.analysis.shards import digest, read_shards, sweep, write_shard
+from sage_rlvr.errors import UserError
+from sage_rlvr.store import SampleStore
+
+SCHEMA = pa.schema(
+    [
+        ("task", pa.string()),
+        ("problem", pa.string()),
+        ("seed", pa.int64()),
+        ("index", pa.int32()),
+        ("scorer", pa.string()),  # the model that read it
+        ("digest", pa.int64()),  # of the completion's tokens
+        ("tokens", pa.int32()),
+        ("logprob", pa.float64()),  # summed, at temperature 1 and without truncation
+        ("perplexity", pa.float64()),
+    ]
+)
+BLOCK = 2048  # samples sorted by length together
+QUANTILES = (0.5, 0.9, 0.95, 0.99)
+
+
+def perplexity(
+    folder: str | Path,
+    scorer: ModelSource,
+    tasks: Sequence[str] | None = None,
+    problems: Sequence[str] | None = None,
+    limit: int | None = None,
+    data_dir: str | Path | None = None,
+    batch_tokens: int | None = None,
+    dtype: str = "auto",
+    device: str | None = None,
+    load: Callable[[], Any] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, dict[str, np.ndarray]]:
+    """task → problem → (m,) perplexities, by seed and index; what is not there yet is computed and kept.
+
+    ``limit``: only samples of an index below it. ``load`` gives the scoring model, so that several runs can share it.
+    """
+    store = SampleStore(folder, readonly=True)
+    wanted = _Wanted(tasks, problems, limit)
+    out = Path(folder, "perplexity")
+    sweep(out)
+    have = {_key(r): r for r in read_shards(out, SCHEMA) if r["scorer"] == scorer.name}
+    prompts: Prompts | None = None
+    model: Any = None
+    found: list[tuple[Any, ...]] = []
+    for block in _blocks(store, wanted):
+        todo = []
+        for row in block:
+            kept = have.get(_key(row))
+            if kept and kept["digest"] == row["digest"]:
+                found.append((*_key(row), kept["perplexity"]))
+            elif row["token_ids"]:  # an empty completion has no perplexity
+                todo.append(row)
+        if todo:
+            prompts = prompts or Prompts(store, _tokenizer(store, scorer), data_dir)
+            if model is None:
+                model = load() if load else scorer.load(dtype, device)
+            found += _score(model, prompts, todo, scorer.name, out, batch_tokens)
+        if progress:
+            progress(len(block))
+    return _table(found, folder)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    tasks: Sequence[str] | None
+    problems: Sequence[str] | None
+    limit: int | None
+
+    def __call__(self, row: dict[str, Any]) -> bool:
+        return (
+            (self.tasks is None or row["task"] in self.tasks)
+            and (self.problems is None or row["problem"] in self.problems)
+            and (self.limit is None or row["index"] < self.limit)
+        )
+
+
+def _blocks(store: SampleStore, wanted: _Wanted) -> Iterator[list[dict[str, Any]]]:
+    block: list[dict[str, Any]] = []
+    for batch in store.scan(["task", "problem", "seed", "index", "token_ids"]):
+        for row in batch.to_pylist():
+            if wanted(row):
+                block.append(row | {"digest": digest(row["token_ids"])})
+        if len(block) >= BLOCK:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def _score(
+    model: Any, prompts: Prompts, todo: list[dict[str, Any]], name: str, out: Path, batch_tokens: int | None
+) -> list[tuple[Any, ...]]:
+    """Reads a block and writes it as one shard, also when it is interrupted half way."""
+    texts = [Text(prompts(r["task"], r["problem"]), tuple(r["token_ids"])) for r in todo]
+    rows = []
+    try:
+        for batch in read_texts(model, texts, batch_tokens):
+            for i, reading in batch:
+                total = float(reading.logps.double().sum())
+                own = {k: todo[i][k] for k in ("task", "problem", "seed", "index", "digest")}
+                rows.append(
+                    own
+                    | {"scorer": name, "tokens": len(texts[i].completion), "logprob": total}
+                    | {"perplexity": float(np.exp(min(-total / len(texts[i].completion), 700.0)))}
+                )
+    finally:
+        if rows:
+            write_shard(out, rows, SCHEMA)
+    return [(*_key(r), r["perplexity"]) for r in rows]
+
+
+def _key(row: dict[str, Any]) -> tuple[str, str, int, int]:
+    return row["task"], row["problem"], row["seed"], row["index"]
+
+
+def _tokenizer(store: SampleStore, scorer: ModelSource) -> Any:
+    """The sampled model's, whose chat template made the prompts; the scoring one's where the store does not name a model."""
+    own = store.settings
+    return ModelSource(own["model"], own.get("adapter")).tokenizer() if own.get("model") else scorer.tokenizer()
+
+
+def _table(found: list[tuple[Any, ...]], folder: str | Path) -> dict[str, dict[str, np.ndarray]]:
+    if not found:
+        raise UserError(f"{folder} has no sample of those tasks and problems; check their names.")
+    out: dict[str, dict[str, list[float]]] = {}
+    for task, problem, _, _, value in sorted(found, key=lambda r: r[:4]):
+        out.setdefault(task, {}).setdefault(problem, []).append(value)
+    return {t: {p: np.array(v) for p, v in by.items()} for t, by in out.items()}
+
+
+# ---- tails -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Tails:
+    """One run's distribution, and its share above each threshold."""
+
+    samples: int
+    mean: float
+    quantiles: dict[float, float]
+    above: dict[str, float]  # threshold's name → share of samples above it
+
+
+def thresholds(
+    base: np.ndarray | None, values: Sequence[float] = (), quantiles: Sequence[float] = QUANTILES
+) -> dict[str, float]:
+    """Name → perplexity: quantiles of the base's own samples, and any given outright."""
+    own = {f"base q{q:g}": float(np.quantile(base, q)) for q in quantiles} if base is not None and base.size else {}
+    return own | {f"{v:g}": float(v) for v in values}
+
+
+def tails(values: np.ndarray, marks: dict[str, float]) -> Tails:
+    return Tails(
+        int(values.size),
+        float(values.mean()),
+        {q: float(np.quantile(values, q)) for q in QUANTILES},
+        {name: float((values > mark).mean()) for name, mark in marks.items()},
+    )

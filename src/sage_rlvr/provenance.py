@@ -1,0 +1,40 @@
+"""Where and with what something was made: written beside every run, shown on every report."""
+
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+SHOWN = ("torch", "transformers", "trl", "vllm", "math-verify")
+
+
+def made_with() -> dict[str, Any]:
+    """machine, release, commit (of a checkout), and the versions of the libraries that matter."""
+    found = {}
+    for name in ("sage-rlvr", *SHOWN):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {"machine": machine(), "release": found.pop("sage-rlvr", "unknown"), "commit": commit(), "libraries": found}
+
+
+def machine() -> str:
+    """CPU, cores, and the GPU where torch is loaded and sees one; no host name."""
+    torch = sys.modules.get("torch")
+    gpu = f", {torch.cuda.get_device_name()}" if torch is not None and torch.cuda.is_available() else ""
+    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores{gpu}, Python {platform.python_version()}"
+
+
+def commit() -> str | None:
+    """The commit of the checkout this package runs from; None where it was installed."""
+    here = Path(__file__).resolve().parent
+    command = ["git", "-C", str(here), "log", "-1", "--format=%h", "--", "."]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

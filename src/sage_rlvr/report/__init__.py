@@ -1,0 +1,1 @@
+"""Floor 4. Tables, figures, the HTML page and the explorer."""

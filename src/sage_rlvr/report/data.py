@@ -1,0 +1,255 @@
+"""What the page knows: overview, results, support and training curves, as one JSON object.
+
+Everything a reader could see on a screen is in it; completions come apart (completions.py), because they are the bulk.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sage_rlvr import provenance
+from sage_rlvr.errors import UserError
+from sage_rlvr.evaluate.compare import AVERAGE, compare
+from sage_rlvr.evaluate.counts import RIGHT, TaskCounts
+from sage_rlvr.evaluate.intervals import RESAMPLES
+from sage_rlvr.evaluate.results import Estimate, Results, results
+from sage_rlvr.report.find import EvalRun, Found, TrainRun
+
+VERSION = 1
+DRAWS = 20_000_000  # numbers that compare() may hold for a task
+POINTS = 150_000  # of all training curves together, about 2 MB
+NOT_CURVES = {"step", "epoch", "total_flos", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
+MAIN = ("reward", "kl", "kl_ref", "entropy", "grad_norm", "sage/q_mean")
+KNOWN = ("machine", "commit", "release")  # of run.json and made.json, where they are there
+
+
+def page_data(
+    found: Found, level: float = 0.95, resamples: int = RESAMPLES, tell: Callable[[str], Any] = str
+) -> dict[str, Any]:
+    """The whole object. Runs are referred to by their number: evaluations first, then trainings. ``tell`` hears what is
+    being done."""
+    runs = [_eval_row(run) for run in found.evals] + [_train_row(run) for run in found.trains]
+    scored: list[dict[str, Any] | None] = []
+    for i, (run, row) in enumerate(zip(found.evals, runs), 1):
+        tell(f"scoring {run.name} ({i} of {len(found.evals)})")
+        try:
+            scored.append(_scores(results(run.counts, level=level, resamples=resamples)))
+        except UserError as e:
+            scored.append(None)
+            row["notes"].append(str(e))
+    tell("comparing")
+    tasks = list(dict.fromkeys(t for run in found.evals for t in run.counts.tasks))
+    out = {
+        "version": VERSION,
+        "made": made_with(),
+        "level": level,
+        "runs": runs,
+        "absent": found.absent,
+        "tasks": {t: support(t, found.evals) for t in tasks},
+        "scores": scored,
+        "paired": _paired(found.evals, level, resamples),
+        "training": curves(found.trains, first=len(found.evals)),
+    }
+    return finite(out)
+
+
+def finite(x: Any) -> Any:
+    """JSON has no nan: null stands for it. Floats keep 5 digits: more than any screen shows."""
+    if isinstance(x, dict):
+        return {str(k): finite(v) for k, v in x.items()}
+    if isinstance(x, list | tuple):
+        return [finite(v) for v in x]
+    if isinstance(x, float):
+        return float(f"{x:.5g}") if math.isfinite(x) else None
+    return x if x is None or isinstance(x, str | int | bool) else str(x)
+
+
+def made_with() -> dict[str, str]:
+    """When, with what and where the page was made."""
+    here = provenance.made_with()
+    out = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "sage-rlvr": here["release"],
+        "machine": here["machine"],
+    }
+    return out | ({"commit": here["commit"]} if here["commit"] else {})
+
+
+# ---- overview ----------------------------------------------------------------------------------------------------
+
+
+def _eval_row(run: EvalRun) -> dict[str, Any]:
+    counts = run.counts
+    samples = sum(int((t.state != 0).sum()) for t in counts.tasks.values())
+    return {
+        "name": run.name,
+        "kind": "evaluation",
+        "model": counts.model,
+        "status": run.status,
+        "notes": run.notes,
+        "samples": samples,
+        "tasks": {t.task: [len(t.problems), t.n, len(t.seeds)] for t in counts.tasks.values()},
+        "settings": dict(counts.settings),
+        "about": {k: v for k, v in made_on(counts.folder).items() if k in KNOWN and v},
+    }
+
+
+def made_on(folder: str | Path) -> dict[str, Any]:
+    """made.json of an evaluation, where it is there."""
+    try:
+        return json.loads((Path(folder) / "made.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _train_row(run: TrainRun) -> dict[str, Any]:
+    settings = run.record.get("settings") or {}
+    return {
+        "name": run.name,
+        "kind": "training",
+        "model": str(settings.get("model_name_or_path", "")),
+        "status": run.status,
+        "notes": run.notes,
+        "steps": max((r["step"] for r in run.log), default=0),
+        "settings": settings,
+        "about": {k: run.record[k] for k in KNOWN if k in run.record},
+    }
+
+
+# ---- results -----------------------------------------------------------------------------------------------------
+
+
+def _triple(e: Estimate | None) -> list[float | None] | None:
+    return [e.value, e.low, e.high] if e else None
+
+
+def _scores(r: Results) -> dict[str, Any]:
+    groups: dict[str, Any] = dict(r.tasks) | ({AVERAGE: r.average} if r.average and len(r.average.tasks) > 1 else {})
+    out: dict[str, dict[str, Any]] = {}
+    for name, t in groups.items():
+        if t.pass_at:
+            out[name] = {
+                "pass": {k: _triple(e) for k, e in t.pass_at.items()},
+                "majority": {k: _triple(e) for k, e in t.majority_at.items()},
+            }
+    for name, t in r.tasks.items():
+        if name in out:
+            more = {"distinct": _triple(t.distinct_solutions or t.distinct_answers), "rates": t.rates}
+            out[name] |= {"problems": t.problems, "n": t.n, "seeds": len(t.seeds)} | more
+    return out
+
+
+def _paired(evals: Sequence[EvalRun], level: float, resamples: int) -> dict[str, Any] | None:
+    """compare()'s table over the complete runs: common problems, and each run's paired difference from the first."""
+    whole = [i for i, run in enumerate(evals) if run.status == "complete"]
+    if len(whole) < 2:
+        return None
+    columns = 3 * len(whole) * max(t.n.bit_length() + 1 for i in whole for t in evals[i].counts.tasks.values())
+    resamples = min(resamples, max(2000, DRAWS // columns))  # 10,000 up to some 60 runs; below that memory is the limit
+    try:
+        table = compare([evals[i].counts for i in whole], level, resamples=resamples)
+    except UserError:
+        return None
+    at = {str(run.counts.folder): i for i, run in enumerate(evals)}
+    rows = {}
+    for row in table.rows:
+        cells = {
+            g: {k: [c.value, c.low, c.high, c.bold, c.minus_first] for k, c in by_k.items()}
+            for g, by_k in row.cells.items()
+            if g != AVERAGE or len(table.averaged) > 1
+        }
+        rows[at[row.folder]] = cells
+    return {"first": whole[0], "problems": table.problems, "rows": rows, "notes": table.notes}
+
+
+# ---- support -----------------------------------------------------------------------------------------------------
+
+
+def support(task: str, evals: Sequence[EvalRun]) -> dict[str, Any]:
+    """``first``: run → for each problem, which of its samples (1, 2, …: by seed, then index) is the first right one.
+
+    0: none is. −1: the problem is not there, or not whole. ``drawn``: how many samples there are, one number where all
+    problems have the same. The two give evaluate's solved_in for every budget.
+    """
+    problems = list(
+        dict.fromkeys(p for run in evals if task in run.counts.tasks for p in run.counts.tasks[task].problems)
+    )
+    first, rate = {}, {}
+    drawn: dict[int, int | list[int]] = {}
+    for i, run in enumerate(evals):
+        if task not in run.counts.tasks:
+            continue
+        counts = run.counts.tasks[task]
+        at = {p: j for j, p in enumerate(counts.problems)}
+        ranks, totals = first_right(counts), counts.totals
+        share = counts.rights / np.maximum(totals, 1)
+        rows = [at.get(p) for p in problems]
+        first[i] = [-1 if j is None or not totals[j] else int(ranks[j]) for j in rows]
+        have = [0 if j is None else int(totals[j]) for j in rows]
+        drawn[i] = have[0] if len(set(have)) == 1 else have
+        rate[i] = [None if j is None or not totals[j] else round(float(share[j]), 3) for j in rows]
+    return {"problems": problems, "first": first, "drawn": drawn, "rate": rate}
+
+
+def first_right(task: TaskCounts) -> np.ndarray:
+    """(problems,): 1-based place of the first right sample among those in whole cells; 0 where there is none."""
+    out = np.zeros(len(task.problems), dtype=int)
+    for p, whole in enumerate(task.whole):
+        hit = (task.state[p][whole].reshape(-1) == RIGHT).nonzero()[0]
+        out[p] = hit[0] + 1 if hit.size else 0
+    return out
+
+
+# ---- training ----------------------------------------------------------------------------------------------------
+
+
+def curves(trains: Sequence[TrainRun], first: int, points: int = POINTS) -> dict[str, Any]:
+    """series → run → [steps, values]; long ones are averaged in equal bins of steps, so that all fit in ``points``."""
+    logs = [_series(run.log) for run in trains]
+    names = sorted({n for log in logs for n in log}, key=_order)
+    each = max(50, min(1000, points // max(1, sum(len(log) for log in logs))))
+    out: dict[str, Any] = {}
+    widest = 1
+    for name in names:
+        out[name] = {}
+        for i, log in enumerate(logs):
+            if name in log:
+                steps, values, width = binned(*log[name], each)
+                widest = max(widest, width)
+                out[name][first + i] = [steps, values]
+    return {"series": out, "averaged_over": widest}
+
+
+def _order(name: str) -> tuple[int, str]:
+    if name in MAIN:
+        return MAIN.index(name), name
+    return len(MAIN) + (not name.startswith("held_out/")), name
+
+
+def _series(log: Sequence[dict[str, Any]]) -> dict[str, tuple[list[float], list[float]]]:
+    """name → (steps, values), every logged number; of a step that was logged twice the later line counts."""
+    out: dict[str, dict[float, float]] = {}
+    for entry in sorted(log, key=lambda e: e["step"]):
+        for name, value in entry.items():
+            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if number and name not in NOT_CURVES:
+                out.setdefault(name, {})[entry["step"]] = float(value)
+    return {name: (list(v), list(v.values())) for name, v in out.items()}
+
+
+def binned(steps: Sequence[float], values: Sequence[float], most: int) -> tuple[list[float], list[float], int]:
+    """At most ``most`` points, each the mean of the same number of logged ones (the last may have fewer), and that number."""
+    width = -(-len(steps) // most)
+    if width <= 1:
+        return list(steps), list(values), 1
+    cut = range(0, len(steps), width)
+    return (
+        [steps[min(i + width, len(steps)) - 1] for i in cut],
+        [float(np.mean(values[i : i + width])) for i in cut],
+        width,
+    )

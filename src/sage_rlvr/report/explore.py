@@ -1,0 +1,256 @@
+"""``sage-rlvr explore``: the same page on 127.0.0.1, with every completion of the stores a request away."""
+
+import json
+import re
+import threading
+import webbrowser
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from rich.console import Console
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.evaluate.intervals import RESAMPLES
+from sage_rlvr.report.completions import COLUMNS, key_of, records
+from sage_rlvr.report.data import finite
+from sage_rlvr.report.find import EvalRun, Found, find_runs
+from sage_rlvr.report.page import live_page
+from sage_rlvr.report.traces import Key, Traces, belongs
+from sage_rlvr.store.samples import KEYS
+
+HOST = "127.0.0.1"
+PREVIEW = 400  # characters of a row in a list
+SLICE = 200_000  # characters of one reply
+TRACE_TOKENS = 32_768
+MOST_ROWS = 200
+HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
+
+
+class Shelf:
+    """One run's samples by problem: which row groups hold them, so that a request reads those and nothing else."""
+
+    def __init__(self, run: EvalRun):
+        self.run = run
+        self.lock = threading.Lock()
+
+    @cached_property
+    def traces(self) -> Traces:
+        return Traces(self.run.folder)
+
+    @cached_property
+    def places(self) -> dict[tuple[str, str], list[tuple[Path, int]]]:
+        """(task, problem) → (shard, row group), from the key columns alone."""
+        out: dict[tuple[str, str], list[tuple[Path, int]]] = {}
+        for path in self.run.store.shards():
+            if path.name in self.run.store.damaged:
+                continue
+            with pq.ParquetFile(path) as file:
+                for group in range(file.num_row_groups):
+                    table = file.read_row_group(group, columns=["task", "problem"])
+                    for cell in dict.fromkeys(zip(*(table.column(c).to_pylist() for c in ("task", "problem")))):
+                        out.setdefault(cell, []).append((path, group))
+        return out
+
+    def batches(self, task: str, problem: str) -> Iterator[pa.RecordBatch]:
+        """Batches with all columns the page wants, each sample once; one problem's row groups, or the whole store."""
+        if not problem:
+            yield from self.run.store.scan(COLUMNS, task=task)
+            return
+        with self.lock:
+            places = self.places.get((task, problem), [])
+        seen: set[tuple[Any, ...]] = set()
+        for path, group in places:
+            with pq.ParquetFile(path) as file:
+                table = file.read_row_group(group, columns=COLUMNS)
+            table = table.filter(pc.and_(pc.equal(table["task"], task), pc.equal(table["problem"], problem)))
+            for batch in table.combine_chunks().to_batches():
+                keys = list(zip(*(batch.column(c).to_pylist() for c in KEYS)))
+                fresh = [key not in seen for key in keys]
+                seen.update(keys)
+                yield batch.filter(pa.array(fresh))
+
+    def find(self, task: str, problem: str, verdict: str, search: str, offset: int, limit: int) -> dict[str, Any]:
+        """A page of rows. One problem's are put in order and counted; over all of them the first that fit are given."""
+        rows: list[dict[str, Any]] = []
+        for batch in self.batches(task, problem):
+            if search:
+                batch = batch.filter(pc.match_substring(batch.column("completion"), search, ignore_case=True))
+            if batch.num_rows:
+                found = [
+                    r for r in records(batch, PREVIEW) if not verdict or {1: "right", 0: "wrong"}.get(r["v"]) == verdict
+                ]
+                for r in found:
+                    r.pop("cut", None)
+                    r["traced"] = key_of(r) in self.traces
+                rows += self._around(found, batch, search) if search else found
+            if not problem and len(rows) > offset + limit:
+                break
+        if problem:
+            rows.sort(key=lambda r: (not r["traced"], r["s"], r["i"]))
+        return {
+            "rows": rows[offset : offset + limit],
+            "total": len(rows) if problem else None,
+            "more": len(rows) > offset + limit,
+        }
+
+    def _around(self, found: list[dict[str, Any]], batch: pa.RecordBatch, search: str) -> list[dict[str, Any]]:
+        """Previews that begin shortly before the hit."""
+        whole = dict(zip(zip(*(batch.column(c).to_pylist() for c in KEYS)), range(batch.num_rows)))
+        for r in found:
+            text = batch.column("completion")[whole[key_of(r)]].as_py()
+            hit = re.search(re.escape(search), text, re.IGNORECASE)
+            start = max(0, hit.start() - 60) if hit else 0
+            r["c"] = ("…" if start else "") + text[start : start + PREVIEW]
+        return found
+
+    def sample(self, key: Key, start: int) -> dict[str, Any]:
+        """One completion, ``SLICE`` characters of it from ``start`` on, with its trace where there is one."""
+        for batch in self.batches(key[0], key[1]):
+            same = pc.and_(pc.equal(batch.column("seed"), key[2]), pc.equal(batch.column("index"), key[3]))
+            batch = batch.filter(same)
+            if batch.num_rows:
+                text = batch.column("completion")[0].as_py()
+                record = records(batch, 1)[0] | {"c": text[start : start + SLICE]}
+                record.pop("cut", None)
+                if len(text) > start + SLICE:
+                    record["cut"] = len(text)
+                trace = dict(self.traces.read([key], TRACE_TOKENS, SLICE)).get(key) if not start else None
+                return record | ({"trace": trace} if trace and belongs(trace, text) else {})
+        raise _Refused(HTTPStatus.NOT_FOUND, f"there is no sample {key[3]} with seed {key[2]} of {key[0]}/{key[1]}")
+
+
+class _Refused(Exception):
+    def __init__(self, status: HTTPStatus, why: str):
+        super().__init__(why)
+        self.status = status
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Three addresses and no files: nothing in a request ever becomes a path."""
+
+    server: "Explorer"
+    protocol_version = "HTTP/1.1"
+    timeout = 30
+
+    def do_GET(self) -> None:
+        try:
+            self._same_host()
+            parts = urlsplit(self.path)
+            answer = self.server.routes.get(parts.path)
+            if answer is None:
+                raise _Refused(HTTPStatus.NOT_FOUND, "there is nothing at this address")
+            kind, content = answer({k: v[-1] for k, v in parse_qs(parts.query, keep_blank_values=True).items()})
+            self._reply(HTTPStatus.OK, kind, content)
+        except _Refused as e:
+            self._reply(e.status, "application/json", json.dumps({"error": str(e)}))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the reader has gone
+        except Exception as e:
+            self._reply(
+                HTTPStatus.INTERNAL_SERVER_ERROR, "application/json", json.dumps({"error": f"{type(e).__name__}: {e}"})
+            )
+
+    do_HEAD = do_GET
+
+    def _same_host(self) -> None:
+        """A page elsewhere that has its own name point here (DNS rebinding) sends that name."""
+        if self.headers.get("Host", "") not in self.server.hosts:
+            raise _Refused(HTTPStatus.FORBIDDEN, f"ask for {self.server.address}")
+
+    def _reply(self, status: HTTPStatus, kind: str, text: str) -> None:
+        content = text.encode("utf-8", errors="replace")
+        self.send_response(status)
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+class Explorer(ThreadingHTTPServer):
+    """The server; ``address`` is where to look."""
+
+    daemon_threads = True
+
+    def __init__(self, found: Found, port: int = 0, title: str = "SAGE explorer", resamples: int = RESAMPLES):
+        self.shelves = [Shelf(run) for run in found.evals]
+        traces = [{"count": len(s.traces.groups), "with": s.traces.settings} for s in self.shelves]
+        self.page = live_page(found, traces, title, resamples=resamples)
+        self.routes: dict[str, Callable[[dict[str, str]], tuple[str, str]]] = {
+            "/": lambda q: ("text/html", self.page),
+            "/api/samples": self.list_samples,
+            "/api/sample": self.one_sample,
+        }
+        try:
+            super().__init__((HOST, port), Handler)
+        except OSError as e:
+            raise UserError(
+                f"port {port} cannot be used ({e.strerror}); choose another with --port, or 0 for any."
+            ) from e
+        self.hosts = {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
+
+    @property
+    def address(self) -> str:
+        return f"http://{HOST}:{self.server_port}/"
+
+    def list_samples(self, q: dict[str, str]) -> tuple[str, str]:
+        if (verdict := q.get("verdict", "")) not in ("", "right", "wrong"):
+            raise _Refused(HTTPStatus.BAD_REQUEST, f"verdict={verdict!r} must be right, wrong or empty")
+        limit = min(MOST_ROWS, max(1, _whole(q, "limit", 50)))
+        found = self._shelf(q).find(
+            q.get("task", ""), q.get("problem", ""), verdict, q.get("search", ""), max(0, _whole(q, "offset", 0)), limit
+        )
+        return "application/json", json.dumps(finite(found), ensure_ascii=False)
+
+    def one_sample(self, q: dict[str, str]) -> tuple[str, str]:
+        key = (q.get("task", ""), q.get("problem", ""), _whole(q, "seed"), _whole(q, "index"))
+        found = self._shelf(q).sample(key, max(0, _whole(q, "from", 0)))
+        return "application/json", json.dumps(finite(found), ensure_ascii=False)
+
+    def _shelf(self, q: dict[str, str]) -> Shelf:
+        run = _whole(q, "run")
+        if not 0 <= run < len(self.shelves):
+            raise _Refused(HTTPStatus.NOT_FOUND, f"run={run}: there are {len(self.shelves)} runs, from 0")
+        return self.shelves[run]
+
+
+def _whole(q: dict[str, str], name: str, default: int | None = None) -> int:
+    text = q.get(name, "")
+    if not text and default is not None:
+        return default
+    if not re.fullmatch(r"-?\d{1,18}", text, re.ASCII):
+        raise _Refused(HTTPStatus.BAD_REQUEST, f"{name}={text[:40]!r} must be a whole number")
+    return int(text)
+
+
+def explore(
+    folders: Sequence[str | Path] | str | Path, port: int = 8765, show: bool = False, console: Console | None = None
+) -> None:
+    """Serves the page until Ctrl-C."""
+    console = console or Console()
+    found = find_runs([folders] if isinstance(folders, str | Path) else folders)
+    if not found.evals:
+        raise UserError(f"explore: there are no samples under {folders}; name a folder that eval wrote.")
+    with Explorer(found, port) as server:
+        try:
+            console.print(
+                f"{server.address} shows {len(found.evals)} runs; Ctrl-C ends it.", highlight=False, soft_wrap=True
+            )
+            if show:
+                webbrowser.open(server.address)
+            server.serve_forever()
+        except KeyboardInterrupt:
+            console.print("ended.")

@@ -1,0 +1,376 @@
+"""The paper's tables and figures, each made again by one call from runs: ours, and beside it the paper's, marked as such.
+
+make("table1", {"base": "runs/base", "grpo": "runs/grpo", "branch": "runs/branch"}, "report/")
+
+A label is a row of the paper in any spelling ("branch", "GRPO + Branch"; paper.row_of), or a row of your own. Its folder is an
+evaluation, a training run, or one that holds both; several folders (training seeds) are averaged. What is not there is "not run".
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sage_rlvr.analysis.dynamics import THIRDS, dynamics
+from sage_rlvr.analysis.grid import grid
+from sage_rlvr.analysis.page import plain
+from sage_rlvr.analysis.patterns import patterns
+from sage_rlvr.analysis.records import read_record, training_of
+from sage_rlvr.errors import UserError
+from sage_rlvr.evaluate.results import Results, results
+from sage_rlvr.evaluate.tables import digits
+from sage_rlvr.report import paper
+
+Folders = str | Path | Sequence[str | Path]
+NOT_RUN = "not run"
+
+
+@dataclass
+class Cell:
+    """Ours (None: not run) and the paper's (None: it has none). ``spread``: the std over runs or seeds."""
+
+    ours: float | None = None
+    low: float | None = None
+    high: float | None = None
+    spread: float | None = None
+    k: int | None = None  # where it is not the column's
+    paper: float | None = None
+    paper_std: float | None = None
+
+    def own_text(self) -> str:
+        if self.ours is None:
+            return NOT_RUN
+        text = digits(self.ours)
+        if self.low is not None and self.high is not None:
+            text += f" [{digits(self.low)}, {digits(self.high)}]"
+        elif self.spread is not None:
+            text += f" ± {digits(self.spread)}"
+        return text + (f" at k={self.k}" if self.k else "")
+
+    def paper_text(self) -> str:
+        if self.paper is None:
+            return "–"
+        return digits(self.paper) + (f" ± {digits(self.paper_std)}" if self.paper_std is not None else "")
+
+
+@dataclass
+class Table:
+    which: str
+    title: str
+    columns: list[str]
+    rows: dict[str, list[Cell]]
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Made:
+    which: str
+    files: list[Path]
+    notes: list[str]
+    description: str = ""  # a figure's alternative text
+    table: Table | None = None
+
+
+class Runs:
+    """Label → folders, and what is found in them. A run that cannot be read is named in ``notes``."""
+
+    def __init__(self, runs: Mapping[str, Folders]):
+        self.labels = {
+            label: [Path(f)] if isinstance(f, str | Path) else [Path(x) for x in f] for label, f in runs.items()
+        }
+        self.notes: list[str] = []
+
+    @property
+    def rows(self) -> dict[str, list[Path]]:
+        """The paper's row (or an own one) → folders."""
+        out: dict[str, list[Path]] = {}
+        for label, folders in self.labels.items():
+            out.setdefault(paper.row_of(label), []).extend(folders)
+        return out
+
+    def evaluations(self, folders: Sequence[Path]) -> list[Path]:
+        """Those of the folders (or their sub-folders) that hold samples."""
+        found = []
+        for folder in folders:
+            inside = sorted(p.parent for p in folder.glob("*/store.json")) if folder.is_dir() else []
+            found += [folder] if (folder / "store.json").is_file() else inside
+        return found
+
+    def read(self, folders: Sequence[Path], look: Callable[[Path], Any]) -> list[Any]:
+        out = []
+        for folder in folders:
+            try:
+                out.append(look(folder))
+            except (UserError, OSError) as e:
+                self.note(str(e) if str(folder) in str(e) else f"{folder}: {e}")
+        return out
+
+    def missing(self, row: str, folders: Sequence[Path], what: str) -> None:
+        self.note(f"{row}: no {what} in {', '.join(map(str, folders))}")
+
+    def note(self, said: str) -> None:
+        if said not in self.notes:
+            self.notes.append(said)
+
+
+def model_name(folder: Path) -> str:
+    """What the run started from, by its training record, else what was sampled; the last part of the name."""
+    home = training_of(folder)
+    record = read_record(home) if home else None
+    named = (record or {}).get("settings", {}).get("model_name_or_path")
+    if not named and (folder / "store.json").is_file():
+        named = json.loads((folder / "store.json").read_text(encoding="utf-8"))["settings"].get("model")
+    return Path(str(named)).name if named else "unknown model"
+
+
+# ---- the tables --------------------------------------------------------------------------------------------------
+
+
+def results_table(number: int, runs: Runs) -> Table:
+    """Tables 1, 3, 4 and 9: pass@1 and pass@top on each task, and the mean of the tasks."""
+    facts, top = paper.results(number), paper.TOP[number]
+    groups = ["minerva"] if number == 9 else [*paper.TASKS, paper.AVERAGE]
+    columns = [(g, k) for g in groups for k in (1, top)]
+    title = {1: "main results", 3: "BNPO and DAPO", 4: "R1-Distill", 9: "Minerva"}[number]
+    names = [f"{paper.TASKS.get(g, g)} pass@{k}" for g, k in columns]
+    table = Table(f"table{number}", f"Table {number}: {title} (the paper's: {paper.MODEL[number]})", names, {})
+    ours = runs.rows
+    every = {r for n in paper.TOP for r in paper.results(n)}  # rows of another table stay there
+    for row in [*facts, *(r for r in ours if r not in every)]:
+        folders = runs.evaluations(ours.get(row, []))
+        if row in ours and not folders:
+            runs.missing(row, ours[row], "evaluation")
+        found = runs.read(folders, results)
+        for r in found:
+            table.notes += [f"{row} (ours) is {model_name(Path(r.folder))}, {_sizes(r)}", *_gaps(row, r)]
+        table.rows[row] = [_result_cell(found, g, k, facts.get(row, {}).get((g, k))) for g, k in columns]
+    return table
+
+
+def _sizes(r: Results) -> str:
+    return ", ".join(f"{name}: {t.problems} problems, {t.n} × {len(t.seeds)} samples" for name, t in r.tasks.items())
+
+
+def _gaps(row: str, r: Results) -> list[str]:
+    return [
+        f"{row} is half finished: {name} lacks {len(t.incomplete)} cells" for name, t in r.tasks.items() if t.incomplete
+    ]
+
+
+def _result_cell(found: Sequence[Results], group: str, k: int, fact: paper.Value | None) -> Cell:
+    """A run without k samples shows its largest k, and says so."""
+    cell = Cell(paper=fact.mean if fact else None, paper_std=fact.std if fact else None)
+    picked = []
+    for r in found:
+        if group == paper.AVERAGE:  # of the paper's three tasks, or none
+            at = [t.pass_at for name, t in r.tasks.items() if name in paper.TASKS and t.pass_at]
+            pass_at = r.average.pass_at if r.average and set(r.average.tasks) == set(paper.TASKS) else None
+            if pass_at is None and len(at) == len(paper.TASKS):
+                pass_at = {x: _mean_of([a[x] for a in at]) for x in set.intersection(*(set(a) for a in at))}
+        else:
+            pass_at = r.tasks[group].pass_at if group in r.tasks else None
+        if pass_at:
+            own = max(x for x in pass_at if x <= k)
+            picked.append((own, pass_at[own]))
+    if not picked:
+        return cell
+    own = min(x for x, _ in picked)
+    cell.k = own if own != k else None
+    values = [e.value for x, e in picked if x == own]
+    cell.ours = float(np.mean(values))
+    if len(values) == 1:
+        (one,) = (e for x, e in picked if x == own)
+        cell.low, cell.high, cell.spread = one.low, one.high, one.seed_std
+    else:
+        cell.spread = float(np.std(values, ddof=1))
+    return cell
+
+
+def _mean_of(estimates: Sequence[Any]) -> Any:
+    from sage_rlvr.evaluate.results import Estimate
+
+    return Estimate(
+        float(np.mean([e.value for e in estimates]))
+    )  # no interval: the tasks beside them are not the paper's
+
+
+def patterns_table(runs: Runs, first: int = 16) -> Table:
+    """Table 2: pattern frequency among right AIME solutions."""
+    table = Table("table2", "Table 2: reasoning patterns among right AIME solutions", list(paper.PATTERNS), {})
+    ours = runs.rows
+    facts = {row: [v[i] for v in paper.PATTERNS.values()] for i, row in enumerate(paper.PATTERN_ROWS)}
+    for row in [*facts, *(r for r in ours if r not in facts)]:
+        found = runs.read(runs.evaluations(ours.get(row, [])), lambda f: patterns(f, first=first))
+        found = [by for by in found if "aime" in by]
+        if row in ours and not found:
+            runs.missing(row, ours[row], "AIME samples")
+        cells = []
+        for i, name in enumerate(paper.PATTERNS):
+            cell = Cell(paper=facts[row][i] if row in facts else None)
+            own = [by["aime"].frequency[name] for by in found]
+            if own:
+                cell.ours = float(np.mean([f.per_problem for f in own]))
+                cell.low, cell.high = (own[0].low, own[0].high) if len(own) == 1 else (None, None)
+            cells.append(cell)
+        table.rows[row] = cells
+        table.notes += [
+            f"{row} (ours): {by['aime'].problems} problems, {by['aime'].solutions} right solutions" for by in found
+        ]
+    return table
+
+
+def gradient_table(runs: Runs) -> Table:
+    """Table 5: gradient norm by thirds of training."""
+    table = Table("table5", "Table 5: gradient norm by thirds of training", list(THIRDS), {})
+    ours = runs.rows
+    for row in [*paper.GRADIENT_NORM, *(r for r in ours if r not in paper.GRADIENT_NORM)]:
+        found = runs.read([t for f in ours.get(row, []) if (t := training_of(f))], dynamics)
+        if row in ours and not found:
+            runs.missing(row, ours[row], "training log")
+        cells = []
+        for i, third in enumerate(THIRDS):
+            fact = paper.GRADIENT_NORM.get(row)
+            means = [d.grad_norm[third].mean for d in found if d.grad_norm[third].mean is not None]
+            cell = Cell(float(np.mean(means)) if means else None, paper=fact[i] if fact else None)
+            cell.spread = float(np.std(means, ddof=1)) if len(means) > 1 else None
+            cells.append(cell)
+        if found or row in paper.GRADIENT_NORM:
+            table.rows[row] = cells
+        table.notes += [note for d in found for note in d.notes]
+    return table
+
+
+def grid_table(runs: Runs) -> Table:
+    """Table 6: the τ×ρ grid on AMC23; every run whose guide has a threshold and a ratio."""
+    names = ["pass@1", f"pass@{paper.GRID_TOP}"]
+    table = Table(
+        "table6", f"Table 6: branch guide on AMC23 over τ and ρ (the paper's: {paper.GRID_SEEDS} seeds)", names, {}
+    )
+    folders = runs.evaluations([f for own in runs.labels.values() for f in own])
+    found = runs.read([Path("grid")], lambda _: grid(folders, paper.GRID_TASK)) if folders else []
+    ours = {(c.threshold, c.ratio): c for g in found for c in g.cells}
+    for place in sorted({*paper.GRID, *ours}):
+        fact, own = paper.GRID.get(place, (None, None)), ours.get(place)
+        one, top = (Cell(paper=x) for x in fact)
+        if own:
+            one.ours, one.spread, top.ours, top.spread = own.pass_1, own.std_1, own.pass_top, own.std_top
+            top.k = found[0].top if found[0].top != paper.GRID_TOP else None
+        table.rows[f"τ = {place[0]:g}, ρ = {place[1]:g}"] = [one, top]
+    for g in found:
+        table.notes += [*g.notes, *(f"not in the grid: {why}" for why in g.absent.values())]
+    return table
+
+
+TABLES: dict[str, Callable[[Runs], Table]] = {
+    "table1": lambda r: results_table(1, r),
+    "table2": patterns_table,
+    "table3": lambda r: results_table(3, r),
+    "table4": lambda r: results_table(4, r),
+    "table5": gradient_table,
+    "table6": grid_table,
+    "table9": lambda r: results_table(9, r),
+}
+
+
+# ---- writing -----------------------------------------------------------------------------------------------------
+
+MARK = f"Rows marked † are the paper's ({paper.SOURCE}; mean ± std over its seeds); the others are ours."
+BRACKETS = "Brackets: 95% bootstrap intervals over problems; ±: standard deviation over runs."
+
+
+def markdown(t: Table) -> str:
+    lines = [f"**{t.title}**", "", "| run | " + " | ".join(t.columns) + " |", "|---" * (len(t.columns) + 1) + "|"]
+    for row, cells in t.rows.items():
+        lines.append(f"| {_md(row)} | " + " | ".join(c.own_text() for c in cells) + " |")
+        if any(c.paper is not None for c in cells):
+            lines.append(f"| {_md(row)} † | " + " | ".join(c.paper_text() for c in cells) + " |")
+    return "\n".join([*lines, "", f"{MARK} {BRACKETS}", "", *(f"- {_md(n)}" for n in t.notes)]).rstrip() + "\n"
+
+
+def latex(t: Table) -> str:
+    head = ["% needs \\usepackage{booktabs}", rf"\begin{{tabular}}{{l{'c' * len(t.columns)}}}", r"\toprule"]
+    lines = [*head, " & ".join(["run", *map(_tex, t.columns)]) + r" \\", r"\midrule"]
+    for row, cells in t.rows.items():
+        lines.append(" & ".join([_tex(row), *(_tex(c.own_text()) for c in cells)]) + r" \\")
+        if any(c.paper is not None for c in cells):
+            lines.append(" & ".join([_tex(row) + r"$^\dagger$", *(_tex(c.paper_text()) for c in cells)]) + r" \\")
+    notes = [f"% {' '.join(n.split())}" for n in (f"{t.title}. {MARK} {BRACKETS}", *t.notes)]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes]) + "\n"
+
+
+def _md(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+_TEX = {c: "\\" + c for c in "&%$#_{}"} | {"±": r"$\pm$", "−": "$-$", "–": "--", "τ": r"$\tau$", "ρ": r"$\rho$"}
+_TEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+
+
+def _tex(text: str) -> str:
+    return "".join(_TEX.get(ch, ch) for ch in text)
+
+
+def make(which: str, runs: Mapping[str, Folders], out: str | Path, **opts: Any) -> Made:
+    """Writes one table (.md, .tex, .json) or figure (.svg, .png, .txt, .json) into ``out``.
+
+    ``opts`` are figure 7's: problems (two ids), and perplexity's data_dir, batch_tokens, dtype, device, limit.
+    """
+    from sage_rlvr.report.paper_figures import FIGURES
+
+    folder, found = Path(out), Runs(runs)
+    if which not in TABLES and which not in FIGURES:
+        raise UserError(f"there is no {which!r}; choose one of {', '.join([*TABLES, *FIGURES])}.")
+    if opts and which != "figure7":
+        raise UserError(f"{which} has no option {next(iter(opts))!r}; only figure7 takes any.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if which in FIGURES:
+            return _write_figure(which, found, folder, FIGURES[which](found, folder / which, **opts))
+        table = TABLES[which](found)
+        table.notes = list(dict.fromkeys([*table.notes, *found.notes]))
+        texts = {
+            ".md": markdown(table),
+            ".tex": latex(table),
+            ".json": _json({"source": paper.SOURCE, **asdict(table)}),
+        }
+        for suffix, text in texts.items():
+            (folder / f"{which}{suffix}").write_text(text, encoding="utf-8")
+    except OSError as e:
+        raise UserError(f"--out {out}: cannot write there ({e.strerror}); name a folder you can write to.") from e
+    return Made(which, [folder / f"{which}{s}" for s in texts], table.notes, table=table)
+
+
+def _write_figure(which: str, runs: Runs, folder: Path, drawn: tuple[Any, dict[str, Any]]) -> Made:
+    figure, data = drawn
+    files = list(figure.files) if figure else []
+    if not figure:
+        runs.note(f"{which}: {NOT_RUN}")
+    said = figure.description if figure else ""
+    record = {"which": which, "source": paper.SOURCE, "description": said, "data": data, "notes": runs.notes}
+    (folder / f"{which}.json").write_text(_json(record), encoding="utf-8")
+    return Made(which, [*files, folder / f"{which}.json"], runs.notes, said)
+
+
+def _json(record: Any) -> str:
+    return json.dumps(plain(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def parse_runs(given: Sequence[str]) -> dict[str, list[str]]:
+    """["base=runs/x", "runs/grpo"] → {"base": ["runs/x"], "grpo": ["runs/grpo"]}; a label given twice has both folders."""
+    out: dict[str, list[str]] = {}
+    for text in given:
+        label, found, folder = text.partition("=")
+        if found and not (label and folder):
+            raise UserError(f"run {text!r} is not of the form label=folder: write branch=runs/branch.")
+        out.setdefault(label if found else Path(text).resolve().name, []).append(folder if found else text)
+    return out
+
+
+def make_all(runs: Mapping[str, Folders], out: str | Path) -> list[Made]:
+    """Every table and figure that these runs, or the paper's values, can fill."""
+    from sage_rlvr.report.paper_figures import FIGURES
+
+    return [make(which, runs, out) for which in (*TABLES, *FIGURES)]

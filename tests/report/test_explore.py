@@ -1,0 +1,185 @@
+"""The served explorer: its addresses, what it refuses, its end, and the page over it in Chromium."""
+
+import html
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from http.client import HTTPConnection
+
+import pytest
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.report.explore import SLICE, Explorer, explore
+from sage_rlvr.report.find import find_runs
+from tests.report.browser import Browser, needs_browser
+from tests.report.synthetic import write_store, write_trace
+
+LONG = "é" * (SLICE + 50)
+PROBLEM = """
+const box = document.querySelectorAll('#explorer select')[2];
+box.value = arguments[0];
+box.dispatchEvent(new Event('change'));
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    texts = {("aime", "aime-001", 0, 3): LONG, ("aime", "aime-002", 0, 5): "needle .* in <b>hay</b>"}
+    store = write_store(root / "base", {"aime": [0.5] * 4, "amc23": [0.3] * 3}, n=80, texts=texts)
+    write_trace(store, [("aime", "aime-000", 0, i) for i in (0, 7)], ["base", "checkpoint-10"])
+    write_store(root / "grpo", {"aime": [0.5] * 4}, n=8, seeds=2)
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(root):
+    with Explorer(find_runs([root]), 0, resamples=50) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+
+
+def get(server, path, **query):
+    with urllib.request.urlopen(f"{server.address}{path}?{urllib.parse.urlencode(query)}") as reply:
+        return json.loads(reply.read())
+
+
+def refused(server, path, **query):
+    with pytest.raises(urllib.error.HTTPError) as e:
+        get(server, path, **query)
+    return e.value.code, json.loads(e.value.read())["error"]
+
+
+def test_a_problem_is_listed_in_order_with_traced_ones_first(server):
+    found = get(server, "api/samples", run=0, task="aime", problem="aime-000", limit=50)
+    assert found["total"] == 80
+    assert found["more"]
+    assert [r["i"] for r in found["rows"][:4]] == [0, 7, 1, 2]
+    rest = get(server, "api/samples", run=0, task="aime", problem="aime-000", limit=50, offset=50)
+    assert len({r["i"] for r in found["rows"] + rest["rows"]}) == 80
+    assert not rest["more"]
+
+
+@pytest.mark.parametrize(("verdict", "value"), [("right", 1), ("wrong", 0)])
+def test_verdicts_filter(server, verdict, value):
+    found = get(server, "api/samples", run=0, task="aime", problem="aime-001", verdict=verdict, limit=200)
+    assert {r["v"] for r in found["rows"]} == {value}
+    both = [
+        get(server, "api/samples", run=0, task="aime", problem="aime-001", verdict=v)["total"]
+        for v in ("right", "wrong")
+    ]
+    assert sum(both) == 80
+
+
+def test_search_is_of_the_very_text_over_all_problems(server):
+    found = get(server, "api/samples", run=0, task="aime", problem="", search="NEEDLE .* in")
+    assert [(r["p"], r["i"]) for r in found["rows"]] == [("aime-002", 5)]
+    assert found["total"] is None
+    assert "<b>hay</b>" in found["rows"][0]["c"]
+
+
+def test_paging_over_all_problems_gives_each_sample_once(server):
+    seen = []
+    more = True
+    while more:
+        found = get(server, "api/samples", run=0, task="amc23", problem="", offset=len(seen), limit=100)
+        seen += [(r["p"], r["s"], r["i"]) for r in found["rows"]]
+        more = found["more"]
+    assert len(seen) == len(set(seen)) == 240
+
+
+def test_a_long_text_comes_in_slices(server):
+    key = {"run": 0, "task": "aime", "problem": "aime-001", "seed": 0, "index": 3}
+    one, two = get(server, "api/sample", **key), get(server, "api/sample", **key, **{"from": SLICE})
+    assert one["cut"] == len(LONG)
+    assert one["c"] + two["c"] == LONG
+    assert "cut" not in two
+
+
+def test_a_traced_sample_brings_its_numbers(server):
+    found = get(server, "api/sample", run=0, task="aime", problem="aime-000", seed=0, index=7)
+    assert "".join(found["trace"]["tokens"]) == found["c"]
+    assert found["trace"]["checkpoints"] == ["base", "checkpoint-10"]
+
+
+def test_nothing_in_a_request_becomes_a_path(server):
+    assert refused(server, "api/samples", run=9, task="aime")[0] == 404
+    assert refused(server, "api/samples", run="0x1", task="aime")[0] == 400
+    assert refused(server, "api/samples", run=0, verdict="maybe")[0] == 400
+    assert refused(server, "api/sample", run=0, task="aime", problem="../../x", seed=0, index=0)[0] == 404
+    assert refused(server, "api/sample", run=0, task="aime", problem="aime-000", seed=0, index="")[0] == 400
+    for path in ("store.json", "base/", "..%2f..%2fetc/passwd", "api", "samples/", "../../../../etc/passwd"):
+        assert refused(server, path)[0] == 404
+
+
+def ask(server, host, path="/"):
+    connection = HTTPConnection("127.0.0.1", server.server_port)
+    connection.putrequest("GET", path, skip_host=True)
+    connection.putheader("Host", host)
+    connection.endheaders()
+    return connection.getresponse()
+
+
+def test_only_this_machine_and_this_name(server):
+    assert server.server_address[0] == "127.0.0.1"
+    assert ask(server, "evil.example").status == 403  # a name that was made to point here
+    good = ask(server, f"localhost:{server.server_port}")
+    assert good.status == 200
+    assert good.headers["X-Content-Type-Options"] == "nosniff"
+    assert "connect-src 'self'" in html.unescape(good.read().decode())
+
+
+def test_what_cannot_be_served_is_said(root, server, tmp_path):
+    with pytest.raises(UserError, match="there is no run to show"):
+        explore(tmp_path)
+    with pytest.raises(UserError, match="cannot be used"):
+        Explorer(find_runs([root]), server.server_port, resamples=50)
+
+
+def test_ctrl_c_ends_it_cleanly(root):
+    code = f"from sage_rlvr.report.explore import explore; explore({str(root / 'grpo')!r}, port=0)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    assert "http://127.0.0.1:" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "Traceback" not in said
+
+
+@needs_browser
+def test_the_page_loads_on_demand(server):
+    b = Browser()
+    try:
+        b.size(1440)
+        b.open(server.address)
+        assert not [u for u in b.requests() if "/api/" in u]
+        b.show("explorer")
+        b.wait("return document.querySelectorAll('.samples button').length === 50")
+        b.js("document.querySelectorAll('#explorer .pager button')[1].click()")
+        b.wait("return document.querySelector('#explorer .note').textContent.startsWith('51–100')")
+        b.js(PROBLEM, "aime-001")
+        b.wait("return document.querySelector('#explorer .note').textContent === '1–50 of 80'")
+        b.js("[...document.querySelectorAll('.samples button')].find(x => x.textContent.includes('#3 ')).click()")
+        b.wait("return document.querySelector('.cut button') !== null")
+        b.find(".cut button").click()
+        b.wait(f"return document.querySelector('.text').textContent.length === {len(LONG)}")
+        b.js(PROBLEM, "aime-000")
+        b.wait("return document.querySelectorAll('.tokens span').length > 5")
+        assert b.errors() == []
+        assert all(u.startswith((server.address, "data:")) for u in b.requests())
+    finally:
+        b.close()
