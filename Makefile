@@ -11,7 +11,6 @@ STAMP := $(VENV)/.installed
 # The stamp is touched only after a whole install, so an interrupted one is simply done again.
 $(STAMP): pyproject.toml constraints/cpu.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --upgrade -c constraints/cpu.txt pip
 	$(BIN)/pip install -q -c constraints/cpu.txt torch
 	$(BIN)/pip install -q -c constraints/cpu.txt -e '.[dev]'
 	touch $@
