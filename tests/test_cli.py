@@ -46,10 +46,14 @@ def test_support(runs, capsys):
 
 
 def test_report_is_one_page(runs):
+    asked = {"countdown-ltr": {"countdown-ltr-test-s0-1": {"question": "Reach 7 with 3 and <b>4</b>.", "answer": "{}"}}}
+    (runs / "runs" / "base" / "problems.json").write_text(json.dumps(asked))
     assert cli.main(["report", "runs", "--out", "page.html"]) == 0
     page = (runs / "page.html").read_text()
     assert page.lstrip().lower().startswith("<!doctype html>")
     assert "http-equiv" in page
+    assert "Reach 7 with 3 and" in page, "the explorer shows what was asked"
+    assert "<b>4</b>" not in page, "as text"
     assert 'src="http' not in page
     assert cli.main(["report", "nowhere", "--out", "page.html"]) == 2
 

@@ -159,6 +159,18 @@ def test_the_table_is_plain_arithmetic_on_the_store(whole):
             assert row["solutions"][0] == pytest.approx(right.reindex(per_problem.index).fillna(0).mean())
 
 
+def test_an_evaluation_says_what_was_asked_and_where_it_was_made(whole):
+    place, _ = whole
+    folder = place / "out" / "base" / "eval"
+    asked = json.loads((folder / "problems.json").read_text())["countdown-ltr"]
+    assert len(asked) == 12
+    assert all("each exactly once" in p["question"] for p in asked.values())
+    assert json.loads((folder / "made.json").read_text())["machine"]
+    record = json.loads((place / "out" / "grpo-s0" / "train" / "run.json").read_text())
+    assert record["finished"] is True
+    assert record["machine"]
+
+
 def test_done_runs_are_not_run_again(whole, study_file):
     place, _ = whole
     before = (place / "out" / "grpo-s0" / "status.json").stat().st_mtime_ns

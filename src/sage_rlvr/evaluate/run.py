@@ -121,6 +121,7 @@ def evaluate(args: EvalArguments, console: Console | None = None) -> Path:
         settings = args.settings(kind, base, adapter)
         store = stack.enter_context(SampleStore(args.out, settings, shard_seconds=args.save_every_s))
         write_whole(Path(args.out, "made.json"), json.dumps(made_with()) + "\n")
+        _write_problems(Path(args.out, "problems.json"), {name: problems for name, (problems, _) in kept.items()})
         for name, (problems, dropped) in kept.items():
             store.ask(name, [p.id for p in problems], args.n, args.seeds, dropped)
         have, present = _present(store, asks, args)
@@ -141,6 +142,14 @@ def evaluate(args: EvalArguments, console: Console | None = None) -> Path:
 
 def _kept(task: str, args: EvalArguments, judges: "Judges") -> tuple[list[Problem], list[str]]:
     return keep_verifiable(load_task(task, args.data_dir, args.limit, split="test"), judges.of(task))
+
+
+def _write_problems(path: Path, asked: dict[str, list[Problem]]) -> None:
+    """What was asked, so that a reader of the samples sees it: task → id → question and gold. A later run adds its own."""
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    for task, problems in asked.items():
+        known.setdefault(task, {}).update({p.id: {"question": p.question, "answer": p.answer} for p in problems})
+    write_whole(path, json.dumps(known, ensure_ascii=False) + "\n")
 
 
 def _present(store: SampleStore, asks: Sequence[Ask], args: EvalArguments) -> tuple[Have, int]:

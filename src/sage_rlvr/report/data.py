@@ -22,6 +22,7 @@ from sage_rlvr.report.find import EvalRun, Found, TrainRun
 
 VERSION = 1
 DRAWS = 20_000_000  # numbers that compare() may hold for a task
+STATEMENT = 1_500  # characters shown of a problem
 POINTS = 150_000  # of all training curves together, about 2 MB
 NOT_CURVES = {"step", "epoch", "total_flos", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
 MAIN = ("reward", "kl", "kl_ref", "entropy", "grad_norm", "sage/q_mean")
@@ -54,8 +55,25 @@ def page_data(
         "scores": scored,
         "paired": _paired(found.evals, level, resamples),
         "training": curves(found.trains, first=len(found.evals)),
+        "questions": questions(found.evals),
     }
     return finite(out)
+
+
+def questions(evals: Sequence[EvalRun]) -> dict[str, dict[str, str]]:
+    """task → problem → its statement, from the runs that wrote problems.json; long ones are cut."""
+    out: dict[str, dict[str, str]] = {}
+    for run in evals:
+        try:
+            known = json.loads((Path(run.folder) / "problems.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        for task, problems in known.items():
+            here = out.setdefault(task, {})
+            for name, problem in problems.items():
+                text = str(problem["question"])
+                here.setdefault(name, text if len(text) <= STATEMENT else text[:STATEMENT] + " …")
+    return out
 
 
 def finite(x: Any) -> Any:

@@ -299,14 +299,16 @@ class Explorer {
       ["Answer", s.a === null || s.a === undefined ? "none" : s.a],
       ["log π(y)", s.lp === null ? "–" : brief(s.lp)],
     ];
+    const asked = DATA.questions?.[s.t]?.[s.p];
     return [
       el("h3", {}, el("bdi", {}, legible(`${s.t} / ${s.p}`)), " ", verdictMark(s.v)),
+      asked ? el("p", { class: "question", dir: "auto" }, legible(asked)) : null,
       el(
         "dl",
         { class: "facts" },
         facts.map(([k, v]) => el("div", {}, el("dt", {}, k), el("dd", {}, el("bdi", {}, legible(String(v)))))),
       ),
-    ];
+    ].filter(Boolean);
   }
 
   plain(s, run) {
