@@ -21,8 +21,8 @@ def runs(tmp_path, monkeypatch):
                 for index in range(8):
                     right = float(i in solved and index % 2 == 0)
                     text = f"1+{index}"
-                    store.append([Sample(name, name, "countdown-ltr", problem, 0, index, text, 3, "stop", text, right, None, [1, 2, 3],
-                                         -1.0, text if right else None)])  # fmt: skip
+                    said = (text, 3, "stop", text, right, None, [1, 2, 3], -1.0, text if right else None)
+                    store.append([Sample(name, name, "countdown-ltr", problem, 0, index, *said)])
     return tmp_path
 
 
