@@ -150,6 +150,8 @@ def _analyze_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--budget", type=int, help="support: how many samples a problem may take (default: the smaller n)")
     p.add_argument("--pattern", action="append", metavar="NAME=REGEX", help="patterns: a detector of your own")
     p.add_argument("--pattern_file", help="patterns: a YAML file of name: regex")
+    p.add_argument("--thresholds", type=float, nargs="+", help="perplexity: tails above these, where --base is a model")
+    p.add_argument("--limit", type=int, help="perplexity: samples a problem")
     p.add_argument("--data_dir", help="perplexity: folder of local task files")
     p.add_argument("--task", help="grid: which task")
 
@@ -157,7 +159,7 @@ def _analyze_flags(p: argparse.ArgumentParser) -> None:
 def _analyze(args: argparse.Namespace) -> None:
     from sage_rlvr.analysis.page import analyze
 
-    names = ("budget", "pattern", "pattern_file", "data_dir", "task")
+    names = ("budget", "pattern", "pattern_file", "thresholds", "limit", "data_dir", "task")
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     analyze(args.kind, args.runs, args.base, args.out, **options)
 
