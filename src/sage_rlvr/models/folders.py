@@ -71,11 +71,11 @@ def _sweep(out: Path) -> None:
     stem = _partial(out, 0).name[:-1]
     for left in out.parent.glob(f"{glob.escape(stem)}*"):
         pid = left.name.removeprefix(stem).removesuffix(".replaced")
-        if pid.isdigit() and (int(pid) == os.getpid() or not _alive(int(pid))):
+        if pid.isdigit() and (int(pid) == os.getpid() or not alive(int(pid))):
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

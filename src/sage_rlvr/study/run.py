@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sage_rlvr.models.folders import alive
 from sage_rlvr.study.job import STATUS
 from sage_rlvr.study.plan import Study, load_study, open_folder, read_folder
 
@@ -94,19 +95,9 @@ def status_of(out: Path, run: str) -> dict[str, Any]:
         status = json.loads((out / run / STATUS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {"state": "waiting", "stage": ""}
-    if status["state"] == "running" and not _alive(status["pid"]):
+    if status["state"] == "running" and not alive(status["pid"]):
         status["state"] = "interrupted"
     return status | _progress(out / run)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _progress(folder: Path) -> dict[str, Any]:

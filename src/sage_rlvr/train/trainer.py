@@ -25,56 +25,13 @@ from sage_rlvr.train.callbacks import LogFile, ProgressLine, SaveOnSigterm, repl
 from sage_rlvr.train.card import describe
 from sage_rlvr.train.checkpoint import ResumableSampler, last_complete, load_state, save_state
 from sage_rlvr.train.config import SAGEConfig
+from sage_rlvr.train.lens import IN_TRL, LossLens, RolloutLens
 from sage_rlvr.verify import extract_answer
 
-IN_TRL = ("k3", "k3+")  # estimators TRL computes itself, from the shaped reference
 FORWARD_KWARGS = (  # what TRL's helper takes beside ids and mask, where a batch holds it
     "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles", "image_sizes",
     "token_type_ids", "mm_token_type_ids", "image_position_ids",
 )  # fmt: skip
-
-
-class _RolloutLens:
-    """Keeps the log-probs and entropies of the passes over a fresh rollout batch: the sampling policy's and the reference's."""
-
-    def __init__(self, trainer: "SAGETrainer"):
-        self.trainer, self.seen = trainer, []  # type: ignore[var-annotated]
-
-    def wants_entropy(self, model: Any) -> bool:
-        needs = self.trainer.guide_needs
-        return "ref_entropies" in needs if model is self.trainer.ref_model else bool(needs)
-
-    def see(self, logps: Tensor, entropies: Tensor | None) -> None:
-        self.seen.append((logps, entropies))
-
-    def entropies_of(self, logps: Tensor | None) -> Tensor | None:
-        return next((h for seen, h in self.seen if seen is logps), None)
-
-
-class _LossLens:
-    """Sees the policy inside ``_compute_loss`` and puts the shaped reference into the copied inputs."""
-
-    def __init__(self, trainer: "SAGETrainer", inputs: dict[str, Any], shaped: dict[str, Any]):
-        self.trainer, self.inputs, self.shaped = trainer, inputs, shaped
-        mask = inputs["completion_mask"]
-        self.mask = mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
-        self.ref: Any = inputs.get("ref_per_token_logps")
-        self.logps: Tensor | None = None
-        self.entropies: Tensor | None = None
-        self.log_q: Tensor | None = None
-
-    def wants_entropy(self, model: Any) -> bool:
-        return True
-
-    def see(self, logps: Tensor, entropies: Tensor | None) -> None:
-        self.logps, self.entropies = logps, entropies
-        tensors = {"log-probs": logps, "entropies": entropies, "reference log-probs": self.ref}
-        self.trainer.check_finite(tensors | {"advantages": self.inputs["advantages"]}, self.mask)
-        if self.trainer.guide is None:
-            return
-        self.log_q = self.trainer.held_log_q(self.inputs, logps, entropies, self.mask)
-        if self.trainer.estimator in IN_TRL:
-            self.shaped["ref_per_token_logps"] = self.ref + self.log_q
 
 
 class SAGETrainer(GRPOTrainer):
@@ -106,7 +63,7 @@ class SAGETrainer(GRPOTrainer):
         self.guide = args.make_guide()
         self.guide_needs = frozenset(self.guide.needs) if self.guide is not None else frozenset()
         self.estimator = args.anchor_estimator
-        self._lens: _RolloutLens | _LossLens | None = None
+        self._lens: RolloutLens | LossLens | None = None
         self._held: dict[int, Tensor] = {}  # slice of the rollout buffer → log q, where no sampling pass gave it
         self._stream: rollouts.PromptStream | None = None
         self._rewards: Tensor | None = None  # (W·B,) of the latest rollout batch
@@ -198,7 +155,7 @@ class SAGETrainer(GRPOTrainer):
 
     def _roll_out(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """One of TRL's rollout batches, with what shaping needs beside it under ``sage_`` keys, all (B, …)."""
-        self._lens = lens = _RolloutLens(self)
+        self._lens = lens = RolloutLens(self)
         masked, self.mask_truncated_completions = self.mask_truncated_completions, False
         if not self.stop_strings:
             self.mask_truncated_completions = masked  # TRL's own rule is right
@@ -366,7 +323,7 @@ class SAGETrainer(GRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         shaped = dict(inputs)  # buffered inputs are never changed
-        self._lens = lens = _LossLens(self, inputs, shaped)
+        self._lens = lens = LossLens(self, inputs, shaped)
         try:
             with self._trl_beta(self.beta if self.estimator in IN_TRL else 0.0):
                 loss = super()._compute_loss(model, shaped)

@@ -1,0 +1,50 @@
+"""What a forward pass is for: the trainer looks through one of these while TRL runs the model."""
+
+from typing import Any
+
+from torch import Tensor
+
+IN_TRL = ("k3", "k3+")  # estimators TRL computes itself, from the shaped reference
+
+
+class RolloutLens:
+    """Keeps the log-probs and entropies of the passes over a fresh rollout batch: the sampling policy's and the reference's."""
+
+    def __init__(self, trainer: Any):
+        self.trainer, self.seen = trainer, []  # type: ignore[var-annotated]
+
+    def wants_entropy(self, model: Any) -> bool:
+        needs = self.trainer.guide_needs
+        return "ref_entropies" in needs if model is self.trainer.ref_model else bool(needs)
+
+    def see(self, logps: Tensor, entropies: Tensor | None) -> None:
+        self.seen.append((logps, entropies))
+
+    def entropies_of(self, logps: Tensor | None) -> Tensor | None:
+        return next((h for seen, h in self.seen if seen is logps), None)
+
+
+class LossLens:
+    """Sees the policy inside ``_compute_loss`` and puts the shaped reference into the copied inputs."""
+
+    def __init__(self, trainer: Any, inputs: dict[str, Any], shaped: dict[str, Any]):
+        self.trainer, self.inputs, self.shaped = trainer, inputs, shaped
+        mask = inputs["completion_mask"]
+        self.mask = mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
+        self.ref: Any = inputs.get("ref_per_token_logps")
+        self.logps: Tensor | None = None
+        self.entropies: Tensor | None = None
+        self.log_q: Tensor | None = None
+
+    def wants_entropy(self, model: Any) -> bool:
+        return True
+
+    def see(self, logps: Tensor, entropies: Tensor | None) -> None:
+        self.logps, self.entropies = logps, entropies
+        tensors = {"log-probs": logps, "entropies": entropies, "reference log-probs": self.ref}
+        self.trainer.check_finite(tensors | {"advantages": self.inputs["advantages"]}, self.mask)
+        if self.trainer.guide is None:
+            return
+        self.log_q = self.trainer.held_log_q(self.inputs, logps, entropies, self.mask)
+        if self.trainer.estimator in IN_TRL:
+            self.shaped["ref_per_token_logps"] = self.ref + self.log_q
