@@ -40,7 +40,7 @@ def launch(processes, model, tmp_path, **options):
     env = os.environ | {
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
         "TRL_EXPERIMENTAL_SILENCE": "1",
     }
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)

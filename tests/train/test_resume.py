@@ -47,7 +47,7 @@ def run(model, out, history, **options):
         "save_strategy": "steps",
         "save_steps": 1,
     } | options
-    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     command = [sys.executable, "-m", "tests.train.run_tiny", json.dumps(options)]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
 
