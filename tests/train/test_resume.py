@@ -126,3 +126,19 @@ def test_another_guide_and_a_foreign_checkpoint_are_refused(model, tmp_path):
         load_state(tmp_path / "run" / "checkpoint-2", 0)
     assert last_complete(tmp_path / "run").endswith("checkpoint-1")
     assert last_complete(tmp_path / "nothing") is None
+
+
+def test_the_sampler_starts_at_any_epoch_where_trl_would_be():
+    from trl.trainer.utils import RepeatSampler
+
+    from sage_rlvr.train.checkpoint import ResumableSampler
+
+    how = {"data_source": list(range(12)), "mini_repeat_count": 2, "batch_size": 3, "repeat_count": 2, "seed": 5}
+    theirs = RepeatSampler(**how)
+    epochs = [list(theirs) for _ in range(3)]
+    for start in range(3):
+        ours = ResumableSampler(**how)
+        for epoch in range(start, 3):
+            ours.set_epoch(epoch)
+            assert list(ours) == epochs[epoch]
+    assert epochs[0] != epochs[1]
