@@ -152,6 +152,8 @@ def test_ctrl_c_ends_it_cleanly(root):
         stderr=subprocess.STDOUT,
         text=True,
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        # a test run in the background (nohup, some CIs) hands down a SIGINT that is ignored; a terminal does not
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert "http://127.0.0.1:" in process.stdout.readline()
     process.send_signal(signal.SIGINT)

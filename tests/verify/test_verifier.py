@@ -221,6 +221,8 @@ def start(*words):
         text=True,
         env=environment(),
         start_new_session=True,
+        # a test run in the background (nohup, some CIs) hands down a SIGINT that is ignored; a terminal does not
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     return process, [int(pid) for pid in process.stdout.readline().split()]
 
