@@ -1,4 +1,4 @@
-"""What TRL's checkpoints leave out: the place inside the rollout buffer, the buffer, held log q, the guide, the prompt stream.
+"""What TRL's checkpoints leave out: the place inside the rollout buffer, the buffer, the guide, the prompt stream.
 
 Our file is written before TRL's own, and trainer_state.json last: a checkpoint without a readable one was cut short.
 """

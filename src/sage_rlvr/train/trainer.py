@@ -64,7 +64,9 @@ class SAGETrainer(GRPOTrainer):
         self.guide_needs = frozenset(self.guide.needs) if self.guide is not None else frozenset()
         self.estimator = args.anchor_estimator
         self._lens: RolloutLens | LossLens | None = None
-        self._held: dict[int, Tensor] = {}  # slice of the rollout buffer → log q, where no sampling pass gave it
+        # slice of the rollout buffer → log q, where no sampling pass gave it: then a buffer ends with an optimizer step, so that
+        # no checkpoint falls inside it and none needs to hold this
+        self._held: dict[int, Tensor] = {}
         self._stream: rollouts.PromptStream | None = None
         self._rewards: Tensor | None = None  # (W·B,) of the latest rollout batch
         self._finished: Tensor | None = None  # (B,)
@@ -414,7 +416,6 @@ class SAGETrainer(GRPOTrainer):
         state = {
             "step": self._step,
             "buffer": self._buffered_inputs if inside else None,
-            "held": dict(self._held) if inside else {},
             "metrics": {k: list(v) for k, v in self._metrics["train"].items()},
             "stream": self._stream.position if self._stream is not None else None,
             "guide": self.guide.state_dict() if self.guide is not None else None,
@@ -435,7 +436,6 @@ class SAGETrainer(GRPOTrainer):
         self._step = state["step"]
         if state["buffer"] is not None:
             self._buffered_inputs = [{k: on_device(v) for k, v in part.items()} for part in state["buffer"]]
-        self._held = {k: on_device(v) for k, v in state["held"].items()}
         for name, values in state["metrics"].items():
             self._metrics["train"][name].extend(values)
         if state["stream"] is not None:
