@@ -50,8 +50,12 @@ def test_a_thousand_deaths(verifier):
         assert {v.reason for v in verdicts[::2]} == {"worker died", "timeout"}
         assert {v.reason for v in verdicts[1::2]} == {"right"}
     assert template_pid(verifier) == template  # one template bore them all
-    assert eventually(lambda: len(children(template)) <= 2)
-    assert all(state(worker) != "Z" for worker in children(template))
+
+    def no_more_than_two_and_all_alive():  # a moment's zombie is a death just being noticed; one that stays is a leak
+        workers = children(template)
+        return len(workers) <= 2 and all(state(worker) != "Z" for worker in workers)
+
+    assert eventually(no_more_than_two_and_all_alive)
 
 
 def test_an_idle_worker_that_is_killed_costs_nothing(verifier):
