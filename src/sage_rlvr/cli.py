@@ -230,13 +230,54 @@ def _explore(args: argparse.Namespace) -> None:
     explore(args.folders, args.port, show=args.open)
 
 
+# ---- before a run --------------------------------------------------------------------------------------------------
+
+
+def _doctor_flags(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--config", help="a recipe: whether it can run here")
+    p.add_argument("--verl", action="store_true", help="prove that the verl plug-in is active in this environment")
+    p.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _doctor(args: argparse.Namespace) -> None:
+    from sage_rlvr.doctor.page import show_doctor
+
+    if not show_doctor(args.config, args.verl, args.json):
+        raise RuntimeError("something is to be mended: see above.")
+
+
+def _plan(args: argparse.Namespace) -> None:
+    from sage_rlvr.doctor.page import show_plan
+
+    show_plan(args.argv)
+
+
+# ---- the demo ------------------------------------------------------------------------------------------------------
+
+
+def _demo_flags(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--out", default="runs/demo", help="its folder (default: %(default)s); run again to go on")
+    p.add_argument("--jobs", type=int, help="runs at a time (default: one a core up to 4)")
+    p.add_argument("--open", action="store_true", help="show the page in the browser")
+
+
+def _demo(args: argparse.Namespace) -> None:
+    from sage_rlvr.demo import run_demo
+
+    if not run_demo(args.out, args.jobs, args.open):
+        raise RuntimeError("some runs failed; the others' results are above.")
+
+
 # ---- studies -------------------------------------------------------------------------------------------------------
 
 
 def _study_flags(p: argparse.ArgumentParser) -> None:
-    p.add_argument("what", choices=["run", "status", "table", "list"], help="run a study, or look at one")
-    p.add_argument("target", nargs="?", help="run: a study file or a packaged name; status, table: the study's folder")
-    p.add_argument("--out", help="run: the study's folder (default: runs/NAME)")
+    p.add_argument("what", choices=["run", "status", "table", "report", "list"], help="run a study, or look at one")
+    p.add_argument("target", nargs="?", help="run: a study file or a packaged name; else: the study's folder")
+    p.add_argument(
+        "--out", help="run: the study's folder (default: runs/NAME); report: the page (default: in the folder)"
+    )
+    p.add_argument("--open", action="store_true", help="report: show it in the browser")
     p.add_argument(
         "--jobs", type=int, help="run: how many runs at a time (default: one a GPU, else one a core up to 4)"
     )
@@ -256,6 +297,8 @@ def _study(args: argparse.Namespace) -> None:
             raise RuntimeError("some runs failed; the others' results are above.")
     elif args.what == "status":
         page.show_status(args.target)
+    elif args.what == "report":
+        print(f"written: {page.make_report(args.target, args.out, show=args.open)}")
     else:
         page.show_table(args.target)
 
@@ -291,6 +334,24 @@ def _export(args: argparse.Namespace) -> None:
 
 
 VERBS = {
+    "demo": Verb(
+        "the whole product on an embedded default: train a small model four ways, sample, compare, look",
+        "sage-rlvr demo --out runs/demo --open",
+        _demo_flags,
+        _demo,
+    ),
+    "doctor": Verb(
+        "whether this machine, its libraries and a config are ready, with the mend for what is not",
+        "sage-rlvr doctor --config recipes/branch.yaml",
+        _doctor_flags,
+        _doctor,
+    ),
+    "plan": Verb(
+        "estimated memory, time and disk of a run before it starts",
+        "sage-rlvr plan --config recipes/branch.yaml --gpu h200",
+        None,
+        _plan,
+    ),
     "lab": Verb(
         "check the theory by exact enumeration: which solution each estimator reaches",
         "sage-rlvr lab --out runs/lab",

@@ -3,10 +3,11 @@
 import ctypes
 import json
 import os
-import random
+import shutil
 import signal
 import sys
 import time
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import yaml
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.models import write_whole
+from sage_rlvr.models.folders import whole_folder
 from sage_rlvr.study.plan import Study, read_folder
 
 STATUS = "status.json"
@@ -73,6 +75,8 @@ def make_base(study: Study, out: Path) -> str:
     model = base.get("model_name_or_path")
     if model is None:
         model = str(scratch_model(out / "base" / "scratch", **base["scratch"]))
+    elif packaged(model).is_dir():
+        model = str(_copied(packaged(model), out / "base" / "model"))
     stage = base.get("sft")
     if stage:
         recipe = load_recipe(stage) if isinstance(stage, str) else dict(stage)
@@ -83,24 +87,29 @@ def make_base(study: Study, out: Path) -> str:
     return model
 
 
-def demonstration_rows(problems: int, skew: float = 0.9, seed: int = 0) -> list[dict[str, str]]:
-    """countdown-ltr problems with one right answer each, in the symbols format (METHOD section 10).
+def packaged(model: str) -> Path:
+    """Where a model that ships with the studies would lie."""
+    return Path(str(files("sage_rlvr").joinpath("studies", model)))
 
-    An answer is drawn evenly; with probability ``skew`` the numbers are then *shown* in its order, else shuffled. A base
-    taught on these mostly joins the numbers as they stand and knows the other orders faintly: what RL then loses or keeps.
+
+def _copied(model: Path, to: Path) -> Path:
+    """The study keeps its own copy: another installation can go on with it."""
+    if not to.is_dir():
+        with whole_folder(to) as part:
+            shutil.copytree(model, part, dirs_exist_ok=True)
+    return to
+
+
+def demonstration_rows(problems: int, after: int = 0, skew: float = 0.9, seed: int = 0) -> list[dict[str, str]]:
+    """countdown-ltr problems with one demonstration each, in the symbols format (METHOD section 10).
+
+    ``after``: the first so many problems of the seed are left to RL.
     """
-    from sage_rlvr.tasks import generate_ltr, solutions
+    from sage_rlvr.tasks import demonstrations, generate_ltr, to_messages
 
-    rows = []
-    for problem in generate_ltr(problems, seed=seed):
-        rng = random.Random(repr(("shown", seed, problem.id)))
-        target = problem.meta["target"]
-        answer = rng.choice(solutions(problem.meta["numbers"], target))
-        numbers = answer.replace("+", " ").replace("-", " ").replace("*", " ").split()
-        if rng.random() >= skew:
-            rng.shuffle(numbers)
-        rows.append({"prompt": f"{' '.join(numbers)}={target}:", "completion": answer})
-    return rows
+    made = generate_ltr(after + problems, seed=seed)[after:]
+    prompts = [to_messages(p, "symbols")[0]["content"] for p in made]
+    return [{"prompt": p, "completion": answer} for p, answer in zip(prompts, demonstrations(made, skew, seed))]
 
 
 # ---- a variant -----------------------------------------------------------------------------------------------------

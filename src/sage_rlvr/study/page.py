@@ -3,14 +3,18 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from sage_rlvr.errors import UserError
 from sage_rlvr.models import write_whole
+from sage_rlvr.report.page import build_report
 from sage_rlvr.study.plan import Study, load_study, read_folder
-from sage_rlvr.study.run import LOG, run_study, status_of
+from sage_rlvr.study.run import LOG, finished_runs, run_study, share_done, status_of
 from sage_rlvr.study.table import as_json, as_markdown, cells, study_rows
 
 COLOURS = {"done": "green", "running": "cyan", "failed": "bold red", "interrupted": "yellow", "waiting": "dim"}
@@ -20,13 +24,13 @@ def run(source: str, out: str | None, jobs: int | None) -> bool:
     """Runs the study with a live table; True if every run is done."""
     folder = Path(out or f"runs/{load_study(source).name}")
     console = Console()
-    began = time.monotonic()
+    clock = Clock()
     if console.is_terminal:
         with Live(console=console, refresh_per_second=2) as live:
-            _, failed = run_study(source, folder, jobs, lambda s, o: live.update(status_table(s, o, began)))
+            _, failed = run_study(source, folder, jobs, lambda s, o: live.update(_live(s, o, clock)))
     else:
         said: dict[str, str] = {}
-        _, failed = run_study(source, folder, jobs, lambda s, o: _say_changes(console, s, o, said))
+        _, failed = run_study(source, folder, jobs, lambda s, o: _say_changes(console, s, o, said, clock))
     for name in failed:
         error = status_of(folder, name).get("error", "it ended without a word")
         console.print(
@@ -37,22 +41,48 @@ def run(source: str, out: str | None, jobs: int | None) -> bool:
     return not failed
 
 
-def _say_changes(console: Console, study: Study, out: Path, said: dict[str, str]) -> None:
-    for name in study.runs():
-        status = status_of(out, name)
-        now = f"{status['state']} {status['stage']}".strip()
-        if said.get(name) != now and status["state"] != "waiting":
+class Clock:
+    """Time left, from how fast the share of the work that is done has grown since the first look."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.first: float | None = None
+
+    def left(self, share: float) -> str:
+        self.first = share if self.first is None else self.first
+        passed, gained = time.monotonic() - self.began, share - self.first
+        if gained <= 0:
+            return ""
+        seconds = round(passed * (1 - share) / gained)
+        return f"about {seconds // 60}:{seconds % 60:02d} left"
+
+
+def _live(study: Study, out: Path, clock: Clock) -> Group:
+    share = share_done(study, out)
+    line = Table.grid(padding=(0, 1))
+    line.add_row(ProgressBar(total=1.0, completed=share, width=40), f"{share:.0%}", clock.left(share))
+    return Group(status_table(study, out), line)
+
+
+def _say_changes(console: Console, study: Study, out: Path, said: dict[str, str], clock: Clock) -> None:
+    """What a log file gets: a line for each change, and one for every tenth of the work."""
+    share = share_done(study, out)
+    news = {name: _state(status_of(out, name)) for name in study.runs()} | {"all": f"{int(share * 10) * 10}%"}
+    for name, now in news.items():
+        if now and said.get(name) != now:
             said[name] = now
-            console.print(f"{time.strftime('%H:%M:%S')}  {name}: {now}", soft_wrap=True, highlight=False)
+            left = f", {clock.left(share)}" if name == "all" and clock.left(share) else ""
+            console.print(f"{time.strftime('%H:%M:%S')}  {name}: {now}{left}", soft_wrap=True, highlight=False)
 
 
-def status_table(study: Study, out: Path, began: float | None = None) -> Table:
+def _state(status: dict[str, Any]) -> str:
+    return "" if status["state"] == "waiting" else f"{status['state']} {status['stage']}".strip()
+
+
+def status_table(study: Study, out: Path) -> Table:
     states = {name: status_of(out, name) for name in study.runs()}
     done = sum(s["state"] == "done" for s in states.values())
-    title = f"study {study.name}: {done} of {len(states)} runs done"
-    if began is not None and done:
-        title += f", {time.monotonic() - began:.0f} s"
-    table = Table(title=title)
+    table = Table(title=f"study {study.name}: {done} of {len(states)} runs done")
     for column in ("run", "state", "step", "reward", "kl", "entropy"):
         table.add_column(column, justify="left" if column in ("run", "state") else "right")
     for name, s in states.items():
@@ -65,7 +95,22 @@ def status_table(study: Study, out: Path, began: float | None = None) -> Table:
 
 
 def show_status(out: str) -> None:
-    Console().print(status_table(read_folder(out), Path(out)))
+    """The table as it stands; on a terminal it lives on while runs do (Ctrl-C leaves it, not them)."""
+    study, folder, console = read_folder(out), Path(out), Console()
+    clock = Clock()
+    with Live(_live(study, folder, clock), console=console, refresh_per_second=1) as live:
+        while console.is_terminal and any(status_of(folder, run)["state"] == "running" for run in study.runs()):
+            time.sleep(1)
+            live.update(_live(study, folder, clock))
+
+
+def make_report(out: str | Path, to: str | None = None, show: bool = False) -> Path:
+    """The page over the study's finished runs and their trainings; the base is what the others are held against."""
+    out = Path(out)
+    done = finished_runs(out)
+    if not done:
+        raise UserError(f"{out}: no run of this study is finished yet; see 'sage-rlvr study status {out}'.")
+    return build_report(out, to or out / "report.html", base="base/eval" if "base" in done else None, show=show)
 
 
 def show_table(out: str | Path, console: Console | None = None) -> None:

@@ -17,11 +17,24 @@ from sage_rlvr.study.plan import Study, load_study, open_folder, read_folder
 LOG = "job.log"
 
 
+JOB_MEMORY = 2 << 30  # bytes a run needs on a machine without a GPU: mostly Python and torch themselves
+TRAINING = 0.85  # of a run's work; the rest is its evaluation
+
+
 def default_jobs() -> int:
-    """One a GPU; without one, one a core, four at most."""
+    """One a GPU; without one, one a core, four at most, and no more than memory allows."""
     import torch
 
-    return max(1, torch.cuda.device_count() if torch.cuda.is_available() else min(os.cpu_count() or 1, 4))
+    if torch.cuda.is_available():
+        return torch.cuda.device_count()
+    return max(1, min(os.cpu_count() or 1, 4, _free_memory() // JOB_MEMORY))
+
+
+def _free_memory() -> int:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):  # not known on this system
+        return 4 * JOB_MEMORY
 
 
 def run_study(
@@ -40,6 +53,7 @@ def run_study(
 def _run(study: Study, out: Path, runs: list[str], jobs: int, watch: Callable[[Study, Path], None] | None) -> list[str]:
     waiting = [r for r in runs if status_of(out, r)["state"] != "done"]
     running: dict[str, subprocess.Popen[bytes]] = {}
+    slots: dict[str, int] = {}  # run → which of the jobs' places it holds
     failed: list[str] = []
     try:
         while waiting or running:
@@ -49,7 +63,8 @@ def _run(study: Study, out: Path, runs: list[str], jobs: int, watch: Callable[[S
                     waiting.remove(run)
                 elif state != "running" and len(running) < jobs:  # running: what a killed study left is still ending
                     waiting.remove(run)
-                    running[run] = _start(out, run, jobs, len(running))
+                    slots[run] = min(set(range(jobs)) - {slots[r] for r in running})
+                    running[run] = _start(out, run, jobs, slots[run])
             for run, process in list(running.items()):
                 if process.poll() is not None:
                     del running[run]
@@ -98,6 +113,20 @@ def status_of(out: Path, run: str) -> dict[str, Any]:
     if status["state"] == "running" and not alive(status["pid"]):
         status["state"] = "interrupted"
     return status | _progress(out / run)
+
+
+def share_done(study: Study, out: Path) -> float:
+    """How much of the study's work lies behind us, 0 to 1; a failed run counts as done."""
+    return sum(_share(study, run, status_of(out, run)) for run in study.runs()) / len(study.runs())
+
+
+def _share(study: Study, run: str, status: dict[str, Any]) -> float:
+    if status["state"] in ("done", "failed"):
+        return 1.0
+    if status["stage"] == "eval":
+        return TRAINING
+    steps = study.settings_of(run).get("max_steps", 0) if run != "base" else 0
+    return TRAINING * min(1.0, status.get("step", 0) / steps) if steps > 0 else 0.0
 
 
 def _progress(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,159 @@
+"""What a run asks of a machine: everything that memory and time depend on, read from its parsed settings."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sage_rlvr.doctor.architectures import architecture
+from sage_rlvr.errors import UserError
+from sage_rlvr.models import is_adapter
+from sage_rlvr.models.gguf import is_gguf
+
+PROMPT_TOKENS = 300  # assumed where prompts cannot be tokenised here: the paper's system prompt and a contest problem
+STATES = {  # bytes of optimizer state a byte of fp32 weight; torch keeps its states in the weight's dtype
+    "adamw": 2.0, "adam": 2.0, "sgd": 0.0, "adafactor": 0.02, "lion": 1.0, "rmsprop": 1.0, "adagrad": 1.0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Demand:
+    model: str
+    config: Any  # a Transformers config
+    dtype: torch.dtype  # of the weights
+    quantised: float | None  # bytes a frozen weight takes where bitsandbytes packs it
+    autocast: bool  # bf16 or fp16 mixed precision
+    lora: Any  # a PEFT config, or None: every weight is trained
+    adapter_copy: bool  # the run goes on from an adapter, whose frozen copy is the reference
+    reference: bool  # a pass over π_ref is made
+    micro_batch: int  # rows of one forward and backward pass
+    accumulation: int
+    rollout_rows: int  # rows generated together, on this device
+    prompt: int  # tokens
+    prompt_known: bool
+    completion: int  # tokens, at most
+    checkpointing: bool
+    optim: str
+    vllm: float | None  # its share of the GPU where it lives here
+    vllm_server: bool
+    vllm_sleeps: bool
+    extra_pass: bool  # a no-grad pass over the sampling policy: vLLM's correction, k1-reward
+    steps: int
+    rollouts: int  # how many times a rollout batch is generated
+    processes: int
+    trusted: bool
+
+    @property
+    def length(self) -> int:
+        return self.prompt + self.completion
+
+    @property
+    def state_share(self) -> float:
+        """Bytes of optimizer state a byte of trainable weight (float32 where 8-bit)."""
+        name = self.optim.lower()
+        if "8bit" in name:
+            return 0.5 if "lion" not in name else 0.25  # one byte a state
+        return next((share for kind, share in STATES.items() if kind in name), 2.0)
+
+
+def demand_of(run: Any, args: Any, model_args: Any, bf16: bool, prompt: int | None = None) -> Demand:
+    """``bf16`` is whether the run will use mixed precision on the machine that is planned for."""
+    from trl import get_peft_config
+
+    model = model_args.model_name_or_path
+    if not model:
+        raise UserError("no model to plan for: give --model_name_or_path a Hub id, a folder or a .gguf file.")
+    config = architecture(model, args.trust_remote_code)
+    adapter = is_adapter(model)
+    lora = _peft_config(model) if adapter else get_peft_config(model_args)
+    here = args.use_vllm and args.vllm_mode == "colocate"
+    measured = prompt or prompt_tokens(run, model)
+    steps = steps_of(run, args)
+    every = args.steps_per_generation * args.num_iterations
+    return Demand(
+        model=model,
+        config=config,
+        dtype=_dtype(model_args.dtype, config, model),
+        quantised=0.55 if model_args.load_in_4bit else 1.05 if model_args.load_in_8bit else None,
+        autocast=bf16 or args.fp16,
+        lora=lora,
+        adapter_copy=adapter and args.beta != 0,
+        reference=args.beta != 0,
+        micro_batch=args.per_device_train_batch_size,
+        accumulation=args.gradient_accumulation_steps,
+        rollout_rows=args.per_device_train_batch_size * args.steps_per_generation,
+        prompt=measured or PROMPT_TOKENS,
+        prompt_known=measured is not None,
+        completion=args.max_completion_length,
+        checkpointing=args.gradient_checkpointing,
+        optim=str(getattr(args.optim, "value", args.optim)),
+        vllm=args.vllm_gpu_memory_utilization if here else None,
+        vllm_server=args.use_vllm and not here,
+        vllm_sleeps=bool(args.vllm_enable_sleep_mode),
+        extra_pass=args.use_vllm
+        or args.anchor_estimator == "k1-reward"
+        or args.gradient_accumulation_steps % every != 0,
+        steps=steps,
+        rollouts=-(-steps * args.gradient_accumulation_steps // every),
+        processes=args.world_size,
+        trusted=args.trust_remote_code,
+    )
+
+
+def _peft_config(adapter: str) -> Any:
+    from peft import PeftConfig
+
+    config = PeftConfig.from_pretrained(adapter)
+    config.inference_mode = False
+    return config
+
+
+def _dtype(asked: Any, config: Any, model: str) -> torch.dtype:
+    if asked in (None, "auto"):
+        asked = "bfloat16" if is_gguf(model) else getattr(config, "dtype", None) or "float32"
+    found = asked if isinstance(asked, torch.dtype) else getattr(torch, str(asked).removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise UserError(f"dtype={asked!r} is unknown: write float32, bfloat16, float16 or auto.")
+    return found
+
+
+def steps_of(run: Any, args: Any) -> int:
+    """Optimizer steps: max_steps, else the epochs over as many problems as the run or its task has."""
+    from sage_rlvr.tasks.registry import get_task
+
+    if args.max_steps >= 0:
+        return args.max_steps
+    problems = run.rows or get_task(run.task).count() or 1000
+    a_rollout = max(1, args.generation_batch_size // args.num_generations)
+    updates = args.steps_per_generation * args.num_iterations / args.gradient_accumulation_steps
+    return max(1, round(args.num_train_epochs * problems / a_rollout * updates))
+
+
+def prompt_tokens(run: Any, model: str) -> int | None:
+    """The longest prompt of the first problems, where both they and the tokenizer are on this machine; else None."""
+    from sage_rlvr.models import load_tokenizer
+    from sage_rlvr.tasks import chat_template, load_task, rows
+    from sage_rlvr.tasks.registry import get_task
+
+    task = get_task(run.task)
+    if not (task.generate or local_files(task, run.data_dir)) or not Path(model).exists():
+        return None
+    tokenizer = load_tokenizer(model)
+    tokenizer.chat_template = chat_template(tokenizer, run.prompt_format)
+    asked = [row["prompt"] for row in rows(load_task(run.task, run.data_dir, 64), run.prompt_format)]
+    texts = [p if isinstance(p, str) else _asked(tokenizer, p) for p in asked]
+    return max(len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"])
+
+
+def _asked(tokenizer: Any, messages: list[dict[str, str]]) -> str:
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+
+def local_files(task: Any, data_dir: str | None) -> list[Path]:
+    """The files that load_task would read instead of the Hub."""
+    from sage_rlvr.tasks.loading import _data_dir, _file_of
+
+    folder = _data_dir(data_dir)
+    sources = task.splits.get(task.default_split, ())
+    return [path for source in sources if folder and (path := _file_of(source, folder))]

@@ -1,0 +1,147 @@
+"""Peak memory of a run: what is alive in each of its phases; the largest phase is the peak."""
+
+from dataclasses import dataclass
+
+from sage_rlvr.doctor.activations import Pass, Weights, layers_of, measure_pass, weigh
+from sage_rlvr.doctor.demand import Demand
+
+MIB = 2**20
+RESIDENT = 600 * MIB  # Python, torch and TRL after a training step on a CPU (measured with the CPU constraints)
+CUDA_CONTEXT = 500 * MIB  # driver, kernels and cuBLAS workspaces, outside PyTorch's allocator
+HEAD_TOKENS, HEAD_COLUMNS = 4096, 32768  # the tile of logits that TRL's fused head holds at a time
+CPU_TILES = 4  # its torch version keeps a few copies of the tile, the Triton kernel none
+SAMPLING_COPIES = 4  # of a row's logits in float32: scaled, sorted and summed for top-p and min-p, softmax
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    bytes: float
+    about: str = ""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Phase → what is alive in it."""
+
+    phases: dict[str, list[Part]]
+    weights: Weights
+
+    @property
+    def peak(self) -> float:
+        return max(total(parts) for parts in self.phases.values())
+
+    @property
+    def worst(self) -> str:
+        return max(self.phases, key=lambda name: total(self.phases[name]))
+
+
+def total(parts: list[Part]) -> float:
+    return sum(p.bytes for p in parts)
+
+
+def memory_of(demand: Demand, cuda: bool, gpu_memory: float = 0.0) -> Memory:
+    """``gpu_memory`` is what vLLM's share is a share of."""
+    weights = weigh(demand.config, demand.dtype, demand.lora, demand.trusted)
+    kept = measure_pass(
+        demand.config,
+        demand.micro_batch,
+        demand.length,
+        demand.dtype,
+        demand.lora,
+        demand.checkpointing,
+        demand.autocast,
+        demand.trusted,
+    )
+    always = _always(demand, weights, cuda)
+    vllm = [Part("vLLM", demand.vllm * gpu_memory, f"{demand.vllm:.0%} of the GPU")] if demand.vllm else []
+    awake = [] if demand.vllm_sleeps else vllm
+    gradients = Part("gradients", weights.trainable, _count(weights.trainable_count))
+    activations = Part("activations", kept.saved, _tokens(demand) + (", checkpointed" if demand.checkpointing else ""))
+    head = Part("log-prob head", head_bytes(demand, cuda, backward=True), "a tile of logits at a time")
+    layer = Part("one layer, backward", kept.backward)
+    first = [gradients] if demand.accumulation > 1 else []
+    phases = {
+        "backward pass, at its start": [*always, *awake, *first, activations, _larger(head, layer)],
+        "backward pass, at its end": [*always, *awake, gradients, layer],
+        "optimizer step": [*always, *awake, gradients, *_optimizer_copies(demand, weights, cuda)],
+        "reference and scoring passes": [*always, *awake, _larger(Part("one layer, forward", kept.no_grad),
+                                         Part("log-prob head", head_bytes(demand, cuda, backward=False)))],
+        "generation": [*always, *(vllm or generation(demand, kept))],
+    }  # fmt: skip
+    return Memory({name: [p for p in parts if p.bytes] for name, parts in phases.items()}, weights)
+
+
+def _always(demand: Demand, weights: Weights, cuda: bool) -> list[Part]:
+    """From the second step on."""
+    dtype = str(demand.dtype).removeprefix("torch.")
+    plain = weights.frozen if demand.lora is not None else weights.trainable
+    packed = plain if demand.quantised is None else weights.count * demand.quantised
+    base = Part("CUDA context", CUDA_CONTEXT) if cuda else Part("Python, torch, TRL", RESIDENT)
+    loaded = weights.count - (weights.trainable_count if demand.lora is not None else 0)
+    parts = [base, Part("weights", packed, f"{_count(loaded)} in {dtype}")]
+    if demand.lora is not None:
+        copies = 2 if demand.adapter_copy else 1
+        parts.append(Part("LoRA adapter", weights.trainable * copies, _count(weights.trainable_count)))
+    elif demand.reference:
+        parts.append(Part("reference model", plain, "a full copy: every weight is trained and β is not 0"))
+    parts.append(Part("optimizer", optimizer_bytes(demand, weights), demand.optim))
+    return parts
+
+
+def optimizer_bytes(demand: Demand, weights: Weights) -> float:
+    if "8bit" in demand.optim:
+        return weights.trainable_count * 4 * demand.state_share
+    return weights.trainable * demand.state_share
+
+
+def _optimizer_copies(demand: Demand, weights: Weights, cuda: bool) -> list[Part]:
+    """adamw_torch updates all weights at once on a GPU, over temporaries of their size; the fused one does not."""
+    grouped = cuda and demand.optim in ("adamw_torch", "sgd", "rmsprop", "adagrad")
+    return [Part("optimizer's temporaries", weights.trainable)] if grouped else []
+
+
+def head_bytes(demand: Demand, cuda: bool, backward: bool) -> float:
+    """TRL projects 4,096 positions on 32,768 tokens at a time and recomputes the tile in the backward pass."""
+    text = demand.config.get_text_config()
+    tokens = demand.micro_batch * (
+        demand.completion if cuda else demand.length - 1
+    )  # the GPU's scores completions only
+    size = 2 if demand.autocast else demand.dtype.itemsize
+    rows, columns = min(tokens, HEAD_TOKENS), min(text.vocab_size, HEAD_COLUMNS)
+    tile = rows * HEAD_COLUMNS * size if cuda else rows * columns * 4 * CPU_TILES  # untouched pages cost a CPU nothing
+    slice_cast = columns * text.hidden_size * size
+    hidden = tokens * text.hidden_size * (4 + size) if backward else 0  # its gradient is summed in float32
+    weight = text.vocab_size * text.hidden_size * 4 if backward and demand.lora is None else 0
+    return tile + slice_cast + hidden + weight
+
+
+def generation(demand: Demand, kept: Pass) -> list[Part]:
+    """Transformers' generate: a cache that grows to its full length, the prompts' own pass, and the logits of one token."""
+    prompts = kept.no_grad * demand.rollout_rows * demand.prompt / (demand.micro_batch * demand.length)
+    logits = demand.rollout_rows * demand.config.get_text_config().vocab_size * 4 * (1 + SAMPLING_COPIES)
+    cache = demand.rollout_rows * demand.length * kv_bytes(demand)
+    return [Part("KV cache", cache, f"{demand.rollout_rows} rows of {demand.length} tokens"),
+            Part("prompts or logits", max(prompts, logits))]  # fmt: skip
+
+
+def kv_bytes(demand: Demand) -> float:
+    """Of one token, all layers."""
+    text = demand.config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    # accelerate's autocast wraps the outermost forward; under PEFT, generate calls the model inside it
+    size = 2 if demand.autocast and demand.lora is None else demand.dtype.itemsize
+    return 2 * heads * width * layers_of(demand.config) * size
+
+
+def _larger(*parts: Part) -> Part:
+    return max(parts, key=lambda p: p.bytes)
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.2f}B" if parameters >= 1e9 else f"{parameters / 1e6:.1f}M"
+
+
+def _tokens(demand: Demand) -> str:
+    return f"{demand.micro_batch} × {demand.length} tokens"

@@ -1,0 +1,167 @@
+"""What ``sage-rlvr doctor`` and ``sage-rlvr plan`` print."""
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from sage_rlvr.doctor.check import Check
+from sage_rlvr.errors import UserError
+
+if TYPE_CHECKING:  # a plan needs TRL, which takes seconds to import; a doctor without a config does not
+    from sage_rlvr.doctor.plan import Plan
+
+GB = 1e9
+MARKS = {True: "[green]✓[/]", False: "[bold red]✗[/]", None: "[dim]–[/]"}
+
+
+# ---- doctor --------------------------------------------------------------------------------------------------------
+
+
+def show_doctor(config: str | None = None, verl: bool = False, as_json: bool = False) -> bool:
+    """True if nothing fails."""
+    checks = all_checks(config, verl)
+    well = all(check.ok is not False for check in checks)
+    if as_json:
+        print(json.dumps({"ok": well, "checks": [asdict(check) for check in checks]}, indent=1, ensure_ascii=False))
+    else:
+        _print_checks(checks)
+    return well
+
+
+def all_checks(config: str | None = None, verl: bool = False) -> list[Check]:
+    from sage_rlvr.doctor.machine import machine_checks
+    from sage_rlvr.doctor.versions import library_checks
+
+    checks = [*machine_checks(), *library_checks()]
+    if config:
+        from sage_rlvr.doctor.recipe import config_checks
+
+        checks += config_checks(config)
+    if verl:
+        from sage_rlvr.doctor.verl import check_verl
+
+        checks += check_verl()
+    return checks
+
+
+def _print_checks(checks: list[Check]) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for check in checks:
+        mend = f"\n[yellow]→ {_plain(check.mend)}[/]" if check.mend and check.ok is not True else ""
+        table.add_row(MARKS[check.ok], check.name, _plain(check.found) + mend)
+    console = Console()
+    console.print(table)
+    failed = [check.name for check in checks if check.ok is False]
+    console.print(f"[bold red]{len(failed)} to mend:[/] {', '.join(failed)}" if failed else "[green]ready[/]")
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", r"\[")  # sage-rlvr[vllm] is no markup
+
+
+# ---- plan ----------------------------------------------------------------------------------------------------------
+
+
+def plan_flags(p: argparse.ArgumentParser) -> None:
+    """The verb's own flags; every other goes to the run's settings, as train takes them."""
+    p.add_argument("--gpu", help="plan for this card in place of this machine: h200, h100 or a100-80g")
+    p.add_argument("--prompt_tokens", type=int, help="tokens of the longest prompt (default: counted where possible)")
+    p.add_argument("--json", action="store_true", help="print JSON")
+
+
+def show_plan(argv: list[str]) -> bool:
+    """``argv``: --config RECIPE, overrides as train takes them, and plan's own flags. True if the run fits."""
+    parser = argparse.ArgumentParser(
+        prog="sage-rlvr plan",
+        usage="sage-rlvr plan --config RECIPE [--gpu NAME] [--json] [--SETTING VALUE ...]",
+        description="estimated memory, time and disk of a run before it starts; every setting of train works here too",
+        epilog="example: sage-rlvr plan --config recipes/branch.yaml --gpu h200",
+        allow_abbrev=False,
+    )
+    plan_flags(parser)
+    own, rest = parser.parse_known_args(argv)
+    if not rest:
+        raise UserError(
+            "nothing to plan: write sage-rlvr plan --config recipes/branch.yaml, or --model_name_or_path MODEL."
+        )
+    from sage_rlvr.doctor.plan import make_plan
+
+    plan = make_plan(rest, own.gpu, own.prompt_tokens)
+    if own.json:
+        print(json.dumps(plan.as_dict(), indent=1, ensure_ascii=False))
+    else:
+        _print_plan(plan)
+    return plan.fits
+
+
+def _print_plan(plan: "Plan") -> None:
+    console = Console()
+    for table in (_memory_table(plan), _phase_table(plan), _cost_table(plan)):
+        console.print(table)
+        console.print()
+    mark, verb = ("[green]✓[/]", "fits") if plan.fits else ("[bold red]✗[/]", "does not fit")
+    console.print(f"{mark} {size(plan.memory.peak)} {verb} in {size(plan.device.free)} free on {plan.device.name}")
+    for flags, peak in plan.mends:
+        inside = "[green]fits[/]" if peak <= plan.device.free else "not enough by itself"
+        console.print(f"  [yellow]→[/] {flags}: {size(peak)}, {inside}", soft_wrap=True)
+    if sum(p.bytes for p in plan.disk) > plan.disk_free:
+        console.print(
+            f"[bold red]✗[/] disk: {size(plan.disk_free)} free; set output_dir to a larger disk, or save_total_limit"
+        )
+    for note in plan.notes:
+        console.print(f"[dim]{_plain(note)}[/]", soft_wrap=True)
+
+
+def _memory_table(plan: "Plan") -> Table:
+    parts, peak = plan.memory.phases[plan.memory.worst], plan.memory.peak
+    table = Table(title=f"memory at its peak: {plan.memory.worst}", title_justify="left", show_footer=True)
+    table.add_column("part", footer="peak")
+    table.add_column("size", justify="right", footer=size(peak))
+    table.add_column("share", justify="right")
+    table.add_column("of what")
+    for p in sorted(parts, key=lambda p: -p.bytes):
+        table.add_row(p.name, size(p.bytes), f"{p.bytes / peak:.0%}", _plain(p.about))
+    return table
+
+
+def _phase_table(plan: "Plan") -> Table:
+    table = Table(title="memory of each phase", title_justify="left")
+    table.add_column("phase")
+    table.add_column("size", justify="right")
+    for name, parts in plan.memory.phases.items():
+        table.add_row(name, size(sum(p.bytes for p in parts)))
+    return table
+
+
+def _cost_table(plan: "Plan") -> Table:
+    whole = sum(plan.seconds.values())
+    table = Table(title=f"{plan.demand.steps:,} steps: time and disk", title_justify="left")
+    table.add_column("part")
+    table.add_column("cost", justify="right")
+    table.add_column("of what")
+    for name, seconds in plan.seconds.items():
+        table.add_row(name, duration(seconds), f"{seconds / whole:.0%}" if whole else "")
+    table.add_row("time, at most about", f"[bold]{duration(whole)}[/]", f"{plan.tokens / 1e6:,.1f}M tokens generated")
+    table.add_section()
+    for p in plan.disk:
+        table.add_row(p.name, size(p.bytes), _plain(p.about))
+    return table
+
+
+def size(count: float) -> str:
+    return f"{count / GB:.1f} GB" if count >= GB else f"{count / 1e6:.0f} MB"
+
+
+def duration(seconds: float) -> str:
+    if seconds >= 2 * 86400:
+        return f"{seconds / 86400:.1f} days"
+    if seconds >= 2 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

@@ -1,0 +1,178 @@
+"""Whether a given config can run here, each obstacle with its mend."""
+
+import contextlib
+import io
+from pathlib import Path
+from typing import Any
+
+from sage_rlvr.doctor.check import Check
+from sage_rlvr.doctor.machine import GB, disk_checks, hub_check
+from sage_rlvr.doctor.plan import Plan, cached, make_plan
+from sage_rlvr.errors import UserError
+from sage_rlvr.models import base_of, is_adapter, load_tokenizer
+from sage_rlvr.models.gguf import is_gguf
+from sage_rlvr.models.loading import check_folder, check_shapes, resolved
+from sage_rlvr.tasks.registry import get_task
+from sage_rlvr.train import run as training
+from sage_rlvr.train import sft
+from sage_rlvr.train.recipes import load_recipe
+
+
+def config_checks(config: str) -> list[Check]:
+    """The settings as the trainer itself judges them first; what follows needs them."""
+    load_recipe(config)  # no such recipe: wrong use
+    argv = ["--config", config]
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):  # argparse prints, then exits
+            run, args, model_args = training.parse(argv)
+    except (UserError, ValueError, ImportError) as e:
+        return [_refused("settings", e)]
+    except SystemExit:
+        return [_refused("settings", said.getvalue().strip().splitlines()[-1])]
+    checks = [Check("settings", True, f"{config} can be built")]
+    checks.append(_asked("libraries", lambda: _installed(args)))
+    checks.append(_accelerator(args))
+    checks.append(_asked("model", lambda: model_found(model_args.model_name_or_path, args.trust_remote_code)))
+    checks.append(_asked(f"data of {run.task}", lambda: data_found(run.task, run.data_dir)))
+    if run.sft:
+        checks += _sft_checks(run, args, model_args)
+    checks.append(_asked("output_dir", lambda: _unclaimed(run, args, model_args)))
+    return [*checks, *_plan_checks(argv, args.output_dir)]
+
+
+def _refused(name: str, e: Exception | str) -> Check:
+    """The library's or our own sentence: what is wrong stands before the colon, how to mend it after."""
+    what = " ".join(str(e).split())
+    found, colon, mend = what.partition(": ")
+    return Check(name, False, found, mend) if colon else Check(name, False, what, "change the setting it names.")
+
+
+def _asked(name: str, look: Any) -> Check:
+    try:
+        found = look()
+    except (UserError, ValueError, OSError) as e:
+        return _refused(name, e)
+    return found if isinstance(found, Check) else Check(name, True, str(found))
+
+
+def _installed(args: Any) -> str:
+    training._check_installed(args)
+    return "those that the config uses are there"
+
+
+def _accelerator(args: Any) -> Check:
+    import torch
+
+    here = torch.cuda.is_available() and not args.use_cpu
+    optim = str(getattr(args.optim, "value", args.optim))
+    if here:
+        return Check("accelerator", True, torch.cuda.get_device_name())
+    if args.use_vllm and args.vllm_mode == "colocate":
+        return Check("accelerator", False, "use_vllm without a GPU", "set --use_vllm false, or run it on a GPU.")
+    if "8bit" in optim:
+        return Check("accelerator", False, f"optim={optim} without a GPU", "set --optim adamw_torch.")
+    if args.bf16 or args.fp16:
+        kind = "bf16" if args.bf16 else "fp16"
+        return Check("accelerator", True, f"none: {kind} on a CPU is slow", f"set --{kind} false.")
+    return Check("accelerator", True, "none: the run will use the CPU")
+
+
+# ---- model and data ------------------------------------------------------------------------------------------------
+
+
+def model_found(name: str | None, trusted: bool = False) -> str | Check:
+    if not name:
+        raise UserError("the config names no model: set model_name_or_path to a Hub id, a folder or a .gguf file.")
+    source = resolved(name)
+    if is_gguf(source):
+        return f"{Path(source).name}, to be dequantised once"
+    if is_adapter(source):
+        return adapter_fits(source, trusted)
+    if Path(source).is_dir():
+        check_folder(Path(source), trusted)
+        load_tokenizer(source, trust_remote_code=trusted)
+        return f"folder {name}"
+    if cached(source):
+        return f"{source}, in the Hub's cache"
+    return _from_hub("model", source, "give model_name_or_path the folder of a copy")
+
+
+def adapter_fits(adapter: str, trusted: bool = False) -> str:
+    """Each LoRA pair against the layer it is for, on a base without storage."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from sage_rlvr.doctor.architectures import architecture
+
+    base = base_of(adapter)
+    if not any(Path(adapter).glob("adapter_model.*")):
+        raise UserError(f"{adapter} has no adapter_model.safetensors: its save was interrupted, so make it again.")
+    if Path(base).is_dir():
+        check_folder(Path(base), trusted)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(architecture(base, trusted), trust_remote_code=trusted)
+    check_shapes(model, base, Path(adapter))
+    return f"adapter of {base}"
+
+
+def data_found(task: str, data_dir: str | None) -> str | Check:
+    from sage_rlvr.doctor.demand import local_files
+
+    parts = [get_task(name) for name in get_task(task).parts or (task,)]
+    if all(part.generate for part in parts):
+        return "generated"
+    files = [local_files(part, data_dir) for part in parts]
+    if all(files):
+        return ", ".join(path.name for found in files for path in found)
+    missing = next(part for part, found in zip(parts, files) if not found)
+    stem = next((s.files[0] for split in missing.splits.values() for s in split if s.files), missing.name)
+    return _from_hub(f"data of {task}", missing.hub, f"put {stem}.jsonl into data_dir", data=True)
+
+
+def _from_hub(name: str, source: str, mend: str, data: bool = False) -> Check:
+    hub = hub_check()
+    if hub.ok or "proxy" in hub.found:
+        return Check(name, True, f"{source}, to be fetched from the Hub")
+    if data:  # datasets keeps its own cache, whose layout is its own affair
+        return Check(
+            name, None, f"{source} is not in a data folder and the Hub is out of reach; perhaps cached", f"{mend}."
+        )
+    return Check(name, False, f"{source} is not here and the Hub is out of reach", f"go online, or {mend}.")
+
+
+def _sft_checks(run: Any, args: Any, model_args: Any) -> list[Check]:
+    def build() -> str:
+        folder = run.sft_dir or str(Path(args.output_dir).parent / "sft")
+        stage, _ = sft.from_recipe(load_recipe(run.sft), folder, model_args.model_name_or_path, use_cpu=args.use_cpu)
+        return f"{stage.task}, kept as {stage.result} in {folder}"
+
+    recipe = load_recipe(run.sft) if run.sft else {}
+    task = str(recipe.get("task", sft.SFTRun.task))
+    return [_asked("SFT stage", build), _asked(f"data of {task}", lambda: data_found(task, run.data_dir))]
+
+
+def _unclaimed(run: Any, args: Any, model_args: Any) -> str:
+    done = training._read_record(Path(args.output_dir), training._settings(run, args, model_args))
+    return f"{args.output_dir}, {'finished already' if done else 'free or of this run'}"
+
+
+# ---- by plan -------------------------------------------------------------------------------------------------------
+
+
+def _plan_checks(argv: list[str], output_dir: str) -> list[Check]:
+    try:
+        plan = make_plan(argv, probe_seconds=0.02)  # its time is not looked at
+    except (UserError, ValueError, RuntimeError) as e:
+        return [Check("memory", None, f"no plan could be made ({' '.join(str(e).split())[:160]})")]
+    needed = sum(p.bytes for p in plan.disk if p.name != "model from the Hub")
+    return [_memory(plan), disk_checks(output_dir, needed)[0]]
+
+
+def _memory(plan: Plan) -> Check:
+    found = f"about {plan.memory.peak / GB:.1f} GB of {plan.device.free / GB:.1f} GB free on {plan.device.name}"
+    if plan.fits:
+        return Check("memory", True, found)
+    enough = [flags for flags, peak in plan.mends if peak <= plan.device.free]
+    flags = (enough or [flags for flags, _ in plan.mends] or ["a smaller model"])[0]
+    return Check("memory", False, found, f"try {flags}; 'sage-rlvr plan' shows what costs what.")

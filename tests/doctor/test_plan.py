@@ -1,0 +1,228 @@
+"""plan against what runs really take: tiny ones here, and one that was measured on a GPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sage_rlvr.doctor import page
+from sage_rlvr.doctor.activations import measure_pass, weigh
+from sage_rlvr.doctor.architectures import KNOWN, architecture
+from sage_rlvr.doctor.memory import CUDA_CONTEXT, RESIDENT
+from sage_rlvr.doctor.plan import make_plan
+from sage_rlvr.errors import UserError
+from sage_rlvr.models import scratch_model
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = [
+    "--task", "countdown-ltr", "--rows", "16", "--prompt_format", "symbols", "--decontaminate", "false", "--max_steps", "2",
+    "--num_generations", "4", "--max_completion_length", "24", "--generation_kwargs", '{"min_new_tokens": 24}',
+    "--guide", "none", "--report_to", "none", "--save_strategy", "no", "--use_cpu", "true", "--bf16", "false",
+    "--optim", "adamw_torch", "--disable_tqdm", "true", "--gradient_checkpointing", "false",
+]  # fmt: skip
+WIDE = ["--model_name_or_path", "wide", "--per_device_train_batch_size", "8"]
+LORA = ["--use_peft", "true", "--lora_r", "8", "--lora_target_modules", "q_proj", "v_proj", "up_proj", "down_proj"]
+RUNS = {
+    "small": ["--model_name_or_path", "small", "--per_device_train_batch_size", "8"],
+    "every weight": WIDE,
+    "LoRA": [*WIDE[:2], "--per_device_train_batch_size", "16", *LORA, "--max_steps", "1"],
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plan")
+    scratch_model(folder / "small", "0123456789+-*=: ", width=64, layers=2, length=128)
+    scratch_model(folder / "wide", "0123456789+-*=: ", width=640, layers=6, length=128)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def measured(place):
+    """Peak bytes of each run, all at once, each in its own process."""
+    env = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    started = {}
+    for name, flags in RUNS.items():
+        command = [sys.executable, "-m", "tests.doctor.run_measured", *SETTINGS, *flags, "--output_dir", f"run-{name}"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started[name] = subprocess.Popen(command, cwd=place, env=env, **pipes)
+    peaks = {}
+    for name, process in started.items():
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err[-2000:]
+        peaks[name] = int(out.split("peak ")[-1].split()[0])
+    return peaks
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_peak_of_a_real_run_within_a_quarter(name, place, measured, monkeypatch):
+    monkeypatch.chdir(place)
+    peak = make_plan([*SETTINGS, *RUNS[name]], probe_seconds=0.02).memory.peak
+    print(f"{name}: planned {peak / 1e6:.0f} MB, measured {measured[name] / 1e6:.0f} MB")
+    assert peak == pytest.approx(measured[name], rel=0.25)
+    if name != "small":  # not by the constant alone: what this model adds to the small one's run
+        more = measured[name] - measured["small"]
+        assert more > 300e6
+        assert peak - RESIDENT == pytest.approx(more, rel=0.35)
+
+
+RECORDED = ROOT / "results" / "gpu" / "trainer_vllm.json"
+CASES = {"branch k3, transformers.generate": [], "branch k3": ["--use_vllm", "true", "--vllm_mode", "colocate"]}
+
+
+@pytest.mark.skipif(not RECORDED.is_file(), reason="the recorded GPU measurement is not shipped with the package")
+@pytest.mark.parametrize("case", CASES)
+def test_peak_recorded_on_one_gpu_within_a_quarter(case, monkeypatch, tmp_path):
+    """benchmarks/gpu/trainer_vllm.py on one H200: SmolLM2-135M in float32 (TRL's default), LoRA, bf16 autocast. Its peak is
+    of PyTorch's allocator, so without the CUDA context. Prompts have about 43 tokens (num_tokens in its log)."""
+    monkeypatch.chdir(tmp_path)
+    recorded = json.loads(RECORDED.read_text())["cases"][case]["peak_gib"] * 2**30
+    flags = [
+        "--model_name_or_path", "HuggingFaceTB/SmolLM2-135M-Instruct", "--use_peft", "true", "--lora_r", "8",
+        "--lora_target_modules", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+        "--per_device_train_batch_size", "16", "--gradient_accumulation_steps", "4", "--num_generations", "8",
+        "--max_completion_length", "96", "--vllm_gpu_memory_utilization", "0.3", "--max_steps", "6", *CASES[case],
+    ]  # fmt: skip
+    peak = make_plan(flags, gpu="h200", prompt_tokens=43).memory.peak - CUDA_CONTEXT
+    print(f"{case}: planned {peak / 2**30:.2f} GiB, measured {recorded / 2**30:.2f} GiB")
+    assert peak == pytest.approx(recorded, rel=0.25)
+
+
+def test_saved_activations_are_what_autograd_saves():
+    """The count on tensors without storage against a count of what a real pass saves."""
+    from transformers import AutoModelForCausalLM
+
+    config = architecture("HuggingFaceTB/SmolLM2-135M")
+    config.num_hidden_layers, config.hidden_size, config.intermediate_size = 3, 72, 160
+    config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.vocab_size = 6, 2, 12, 50
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    saved = {}
+
+    def keep(t):
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in weights:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return t
+
+    embedded = torch.randn(4, 32, 72, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        out = model.model(inputs_embeds=embedded, attention_mask=torch.ones(4, 32, dtype=torch.long), use_cache=False)
+    assert out.last_hidden_state.requires_grad
+    counted = measure_pass(config, 4, 32, torch.float32)
+    assert counted.saved == pytest.approx(sum(saved.values()), rel=0.1)
+    less = measure_pass(config, 4, 32, torch.float32, checkpointing=True)
+    assert less.saved < counted.saved / 3
+    assert less.backward > counted.backward
+    twice = measure_pass(config, 8, 32, torch.float32)
+    assert twice.saved == pytest.approx(2 * counted.saved, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("Qwen/Qwen2.5-Math-7B", 7_615_616_512),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", 7_615_616_512),
+        ("Qwen/Qwen2.5-3B-Instruct", 3_085_938_688),
+        ("Qwen/Qwen2.5-Math-1.5B-Instruct", 1_543_714_304),
+        ("HuggingFaceTB/SmolLM2-135M", 134_515_008),
+    ],
+)
+def test_known_architectures_have_the_published_number_of_parameters(name, published, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert weigh(architecture(name), torch.bfloat16).count == published
+
+
+def test_every_packaged_recipe_names_a_model_that_is_known_offline():
+    from sage_rlvr.train.recipes import list_recipes, load_recipe
+
+    names = {load_recipe(name).get("model_name_or_path") for name in list_recipes()} - {None}
+    assert names <= set(KNOWN)
+
+
+def test_what_each_setting_costs(place, monkeypatch):
+    monkeypatch.chdir(place)
+    full = [*SETTINGS, *WIDE, "--bf16", "true"]
+    plain = make_plan(full, gpu="h100")
+    parts = {p.name: p.bytes for p in plain.memory.phases["optimizer step"]}
+    params = weigh(plain.demand.config, torch.float32).count
+    assert parts["weights"] == parts["reference model"] == parts["gradients"] == 4 * params
+    assert parts["optimizer"] == 8 * params
+    eight = {
+        p.name: p.bytes for p in make_plan([*full, "--optim", "adamw_8bit"], gpu="h100").memory.phases["optimizer step"]
+    }
+    assert eight["optimizer"] == 2 * params
+    no_kl = make_plan([*full, "--beta", "0"], gpu="h100").memory.phases["optimizer step"]
+    assert "reference model" not in {p.name for p in no_kl}
+    lora = {p.name: p.bytes for p in make_plan([*full, *LORA], gpu="h100").memory.phases["optimizer step"]}
+    rank_sum = 8 * 6 * (2 * (640 + 640) + 2 * (640 + 4 * 640))  # r · layers · (in + out) of q, v and of up, down
+    assert lora["LoRA adapter"] == 4 * rank_sum
+    assert "reference model" not in lora
+    cache = {p.name: p.bytes for p in plain.memory.phases["generation"]}["KV cache"]
+    assert cache == 8 * plain.demand.length * 2 * 640 * 6 * 2  # rows · tokens · (k, v) · width · layers · bf16
+
+
+def test_tokens_steps_and_disk(place, monkeypatch):
+    monkeypatch.chdir(place)
+    plan = make_plan([*SETTINGS, *WIDE, "--gradient_accumulation_steps", "2", "--save_strategy", "steps", "--save_steps", "1",
+                      "--save_total_limit", "1"], gpu="a100-80g")  # fmt: skip
+    assert plan.tokens == 2 * 16 * 24  # steps · rows · tokens
+    assert plan.demand.rollouts == 2
+    weights = plan.memory.weights.trainable
+    assert {p.name: p.bytes for p in plan.disk} == {"checkpoints": 2 * 3 * weights, "trained weights": weights}
+    assert plan.fits
+    assert not plan.mends
+
+
+def test_what_does_not_fit_comes_with_what_helps(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    flags = ["--config", "full_3b", "--gradient_checkpointing", "false", "--per_device_train_batch_size", "16"]
+    plan = make_plan(flags, gpu="a100-80g")
+    assert not plan.fits
+    helps = dict(plan.mends)
+    assert "--gradient_checkpointing true" in helps
+    assert any("--use_peft true" in mend for mend in helps)
+    assert all(peak < plan.memory.peak for peak in helps.values())
+    mend, peak = plan.mends[0]  # the promise holds
+    assert make_plan([*flags, *mend.split()], gpu="a100-80g").memory.peak == pytest.approx(peak, rel=0.02)
+
+
+def test_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert page.show_plan(["--config", "recipes/branch.yaml", "--gpu", "h200"])
+    said = capsys.readouterr().out
+    assert "KV cache" in said
+    assert "131.1M tokens" in said  # 1,000 steps × 64 completions × 2,048
+    assert page.show_plan(["--config", "branch", "--gpu", "h200", "--json", "--max_steps", "10"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["tokens_generated"] == 10 * 64 * 2048
+    assert found["peak_bytes"] == pytest.approx(sum(p["bytes"] for p in found["phases"][found["peak_phase"]]))
+    assert 15e9 < found["peak_bytes"] < 60e9
+
+
+@pytest.mark.parametrize(
+    ("argv", "way_out"),
+    [
+        ([], "--config recipes/branch.yaml"),
+        (["--config", "branch", "--gpu", "rtx"], "h200"),
+        (["--config", "nothing"], "choose from"),
+        (["--config", "branch", "--gpu", "h200", "--betta", "1"], "beta"),
+        (["--config", "branch", "--gpu", "h200", "--prompt_tokens", "0"], "1 or more"),
+        (["--max_steps", "1"], "model_name_or_path"),
+        (["--model_name_or_path", "./nowhere"], "check the path"),
+        (["--model_name_or_path", "someone/unknown-7b"], "go online"),
+    ],
+)
+def test_wrong_use_is_one_sentence_with_the_way_out(argv, way_out, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError) as e:
+        page.show_plan(argv)
+    assert way_out in str(e.value)
+    assert "\n" not in str(e.value)
