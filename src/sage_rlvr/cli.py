@@ -272,12 +272,16 @@ def _demo(args: argparse.Namespace) -> None:
 
 
 def _study_flags(p: argparse.ArgumentParser) -> None:
-    p.add_argument("what", choices=["run", "status", "table", "report", "list"], help="run a study, or look at one")
+    p.add_argument(
+        "what", choices=["run", "status", "table", "frontier", "report", "list"], help="run a study, or look at one"
+    )
     p.add_argument("target", nargs="?", help="run: a study file or a packaged name; else: the study's folder")
     p.add_argument(
         "--out", help="run: the study's folder (default: runs/NAME); report: the page (default: in the folder)"
     )
     p.add_argument("--open", action="store_true", help="report: show it in the browser")
+    p.add_argument("--reference", help="frontier: the family the others are held against (default: the first)")
+    p.add_argument("--task", help="frontier: which task (default: the study's first)")
     p.add_argument(
         "--jobs", type=int, help="run: how many runs at a time (default: one a GPU, else one a core up to 4)"
     )
@@ -297,6 +301,8 @@ def _study(args: argparse.Namespace) -> None:
             raise RuntimeError("some runs failed; the others' results are above.")
     elif args.what == "status":
         page.show_status(args.target)
+    elif args.what == "frontier":
+        page.show_frontier(args.target, args.reference, args.task)
     elif args.what == "report":
         print(f"written: {page.make_report(args.target, args.out, show=args.open)}")
     else:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.table import Table
 from sage_rlvr.errors import UserError
 from sage_rlvr.models import write_whole
 from sage_rlvr.report.page import build_report
+from sage_rlvr.study.frontier import frontiers, read_families
 from sage_rlvr.study.plan import Study, load_study, read_folder
 from sage_rlvr.study.run import LOG, finished_runs, run_study, share_done, status_of
 from sage_rlvr.study.table import as_json, as_markdown, cells, study_rows
@@ -131,3 +133,20 @@ def show_table(out: str | Path, console: Console | None = None) -> None:
     write_whole(out / "table.md", as_markdown(rows))
     write_whole(out / "table.json", json.dumps(as_json(rows), indent=1) + "\n")
     console.print(f"written: {out / 'table.md'}, {out / 'table.json'}", soft_wrap=True)
+
+
+def show_frontier(out: str | Path, reference: str | None = None, task: str | None = None) -> None:
+    """The families' frontiers against one of them, also as frontier.json in the study's folder."""
+    out = Path(out)
+    task = task or read_folder(out).evaluate["tasks"][0]
+    families = read_families(out, task)
+    against = reference or next(iter(families))
+    found = frontiers(families, against)
+    table = Table(title=f"{task}: mean height of each frontier, pass@n over pass@1, where it and {against}'s both are")
+    for column in ("family", "points", "on the frontier", "height", f"gain over {against}"):
+        table.add_column(column, justify="left" if column in ("family", "on the frontier") else "right")
+    for f in found:
+        numbers = ["–" if x is None else f"{x.mean:+.3f} [{x.low:+.3f}, {x.high:+.3f}]" for x in (f.height, f.gain)]
+        table.add_row(f.family, str(len(f.points)), ", ".join(f.on_it), *numbers)
+    Console().print(table)
+    write_whole(out / "frontier.json", json.dumps([asdict(f) for f in found], indent=1) + "\n")

@@ -5,6 +5,7 @@ train:     {extends: paper.yaml, max_steps: 1000}                         # sett
 variants:
   grpo:    {guide: none}                                                  # laid over train; may extend a recipe
   branch:  {extends: branch.yaml}
+  swept:   {guide: none, sweep: {beta: [0.01, 0.05]}}                     # becomes swept+beta0.01 and swept+beta0.05
 seeds:     [3407]
 evaluate:  {tasks: [aime, amc23], n: 256, seeds: 5}
 """
@@ -53,6 +54,11 @@ class Study:
         name, _, seed = run.rpartition("-s")
         return name, int(seed)
 
+    @staticmethod
+    def family_of(variant: str) -> str:
+        """What stands before the +: the variant that was swept, or itself."""
+        return variant.partition("+")[0]
+
     def settings_of(self, run: str) -> dict[str, Any]:
         """The recipe of one run: shared settings, the variant's over them, its seed."""
         variant, seed = self.variant_of(run)
@@ -76,7 +82,7 @@ def load_study(path_or_name: str | Path) -> Study:
     for part in sorted(known - {"train"} - set(content)):
         raise UserError(f"{path.name}: the part {part!r} is missing.")
     train = _extended(content.get("train") or {})
-    variants = {name: _extended(v or {}) for name, v in content["variants"].items()}
+    variants = _swept({name: _extended(v or {}) for name, v in content["variants"].items()})
     return Study(path.stem, content["base"], train, variants, list(content["seeds"]), content["evaluate"])
 
 
@@ -96,6 +102,23 @@ def _extended(part: dict[str, Any]) -> dict[str, Any]:
     if below.removesuffix(".yaml") not in list_recipes() and not Path(below).is_file():
         raise UserError(f"extends: {below} is no recipe; choose from {', '.join(list_recipes())}.")
     return merged(load_recipe(below), part)
+
+
+def _swept(variants: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """A variant with ``sweep: {setting: [values]}`` becomes one for each value."""
+    out: dict[str, dict[str, Any]] = {}
+    for name, variant in variants.items():
+        sweep = variant.pop("sweep", None)
+        if sweep is None:
+            out[name] = variant
+            continue
+        if not isinstance(sweep, dict) or len(sweep) != 1 or not isinstance(next(iter(sweep.values())), list):
+            raise UserError(
+                f"variant {name}: sweep names one setting and a list of values, as in {{beta: [0.01, 0.05]}}."
+            )
+        ((setting, values),) = sweep.items()
+        out |= {f"{name}+{setting}{value}": merged(variant, {setting: value}) for value in values}
+    return out
 
 
 def open_folder(study: Study, out: Path) -> None:

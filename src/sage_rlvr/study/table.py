@@ -38,7 +38,7 @@ def study_rows(out: str | Path) -> list[Row]:
     rows = []
     for task in study.evaluate["tasks"]:
         per_variant = {v: [c.tasks[task] for c in runs if task in c.tasks] for v, runs in counts.items()}
-        common = _common([t for runs in per_variant.values() for t in runs])
+        common = common_problems([t for runs in per_variant.values() for t in runs])
         base = per_variant.get("base", [])
         for variant, runs in per_variant.items():
             if runs:
@@ -46,7 +46,7 @@ def study_rows(out: str | Path) -> list[Row]:
     return rows
 
 
-def _common(runs: list[TaskCounts]) -> list[str]:
+def common_problems(runs: list[TaskCounts]) -> list[str]:
     """Problems that every run has whole, in the first run's order."""
     if not runs:
         return []
