@@ -1,33 +1,66 @@
-"""Gradients and noise of a few steps on injected rollouts, for one process or several: torchrun -m tests.train.run_pair."""
+"""Losses, gradients and noise of a few steps, for one process or several, whole or sharded: torchrun -m tests.train.run_pair.
+
+One process start serves many cases: {"cases": {name: options}, "save": file, "model": folder, "out": folder, "fsdp": bool}.
+"""
 
 import json
+import os
 import sys
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType, gather_object
 from peft import LoraConfig
+from torch.distributed.tensor import DTensor
 
 from sage_rlvr.train import SAGEConfig, SAGETrainer
+from sage_rlvr.train.launch import same_everywhere
 
 from . import tiny
 
 
+def let_cpu_shard():
+    """Accelerate reads the FSDP settings, and then ignores them where the processes are on CPU: plain data parallel, without
+    a word. This one switch sends it down its own FSDP2 path (fully_shard over gloo); all that follows is Accelerate's."""
+    init = AcceleratorState.__init__
+
+    def with_fsdp(self, *args, fsdp_plugin=None, **kwargs):
+        init(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+        if fsdp_plugin is not None and self.distributed_type == DistributedType.MULTI_CPU:
+            self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
+            PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+
+    AcceleratorState.__init__ = with_fsdp
+
+
+def whole(tensor):
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
 class Recorded(SAGETrainer):
-    grads: list
-    log_q: dict
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.grads, self.losses, self.log_q, self.held = [], [], {}, 0.0
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        self.held += self.accelerator.reduce(loss.detach().double(), reduction="mean").item()
+        return loss
 
     def training_step(self, *args):
         out = super().training_step(*args)
         if self.accelerator.sync_gradients:
-            grads = {n: p.grad.clone() for n, p in self.model.named_parameters() if p.grad is not None}
-            self.grads = [*getattr(self, "grads", []), grads]
+            trained = {n: p for n, p in self.model.named_parameters() if p.grad is not None}
+            self.sharded = {n: isinstance(p, DTensor) for n, p in self.model.named_parameters()}
+            self.grads.append({n.replace("module.", ""): whole(p.grad) for n, p in trained.items()})
+            self.losses.append(self.held)
+            self.held = 0.0
         return out
 
     def held_log_q(self, inputs, *rest):
         log_q = super().held_log_q(inputs, *rest)
-        rows = {(int(self._step), int(r)): q[m.bool()].tolist()
-                for r, q, m in zip(inputs["sage_rows"], log_q, inputs["completion_mask"])}  # fmt: skip
-        self.log_q = {**getattr(self, "log_q", {}), **rows}
+        for row, q, m in zip(inputs["sage_rows"], log_q, inputs["completion_mask"]):
+            self.log_q[int(self._step), int(row)] = q[m.bool()].tolist()
         return log_q
 
 
@@ -37,34 +70,49 @@ def uneven(prompts, completions, **kwargs):
     return [0.0 if f else r for f, r in zip(flat, tiny.hash_reward(completions))]
 
 
-def main(options):
-    out, model = options.pop("save"), options.pop("model")
-    lora = (
-        LoraConfig(r=4, target_modules=["q_proj", "up_proj"], init_lora_weights="gaussian")
-        if options.pop("lora")
-        else None
-    )
-    args = tiny.config(SAGEConfig, **options)
-    trainer = Recorded(model, uneven, args, tiny.dataset(), rollout_func=tiny.given_rollouts, peft_config=lora)
-    if lora is not None:  # PEFT draws the adapter at random: the same everywhere
-        torch.manual_seed(0)
-        for p in trainer.model.parameters():
-            if p.requires_grad:
-                p.data.normal_(0, 0.05)
-    trainer.train()
-    everyone = gather_object([getattr(trainer, "log_q", {})])
-    if trainer.accelerator.is_main_process:
-        log = [{k: v for k, v in h.items() if k != "step_time"} for h in trainer.state.log_history if "loss" in h]
-        world = trainer.accelerator.num_processes
-        torch.save(
-            {
-                "grads": trainer.grads,
-                "log_q": {k: v for d in everyone for k, v in d.items()},
-                "log": log,
-                "world": world,
-            },
-            out,
-        )
+def adapter(model):
+    """PEFT draws the adapter at random: the same everywhere, and the same before it is sharded."""
+    draw = torch.Generator().manual_seed(0)
+    for p in model.parameters():
+        if p.requires_grad:
+            p.data.copy_(torch.randn(p.shape, generator=draw) * 0.05)
+
+
+def run(model, out, rows, options):
+    lora, flat, sampled, again = (options.pop(key, False) for key in ("lora", "flat", "sampled", "resume"))
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    # the rows on a process times the number of processes is the same global batch
+    args = tiny.config(SAGEConfig, out=out, per_device_train_batch_size=rows // world, **options)
+    peft = LoraConfig(r=4, target_modules=["q_proj", "up_proj"], init_lora_weights="gaussian") if lora else None
+    rollouts = {} if sampled else {"rollout_func": tiny.given_rollouts}
+    trainer = Recorded(model, uneven if flat else tiny.hash_reward, args, tiny.dataset(), peft_config=peft, **rollouts)
+    if lora:
+        adapter(trainer.model)
+    trainer.train(resume_from_checkpoint=again or None)
+    everyone = gather_object([trainer.log_q])
+    return {
+        "losses": trainer.losses,
+        "grads": trainer.grads,
+        "log_q": {k: v for d in everyone for k, v in d.items()},
+        "log": [{k: v for k, v in h.items() if k != "step_time"} for h in trainer.state.log_history if "loss" in h],
+        "world": trainer.accelerator.num_processes,
+        "agreed": gather_object([same_everywhere(trainer.accelerator.process_index)]),
+        "sharded": trainer.sharded,
+        "ref_sharded": [isinstance(p, DTensor) for p in trainer.ref_model.parameters()] if trainer.ref_model else [],
+        "weights": {n.replace("module.", ""): whole(p) for n, p in trainer.model.named_parameters()},
+    }
+
+
+def main(job):
+    if job.get("fsdp"):
+        let_cpu_shard()
+    done = {}
+    for name, options in job["cases"].items():
+        rows = options.pop("global_rows", 8)
+        folder = f"{job['out']}/{options.pop('folder', name)}".replace(" ", "_")
+        done[name] = run(job["model"], folder, rows, options)
+    if PartialState().is_main_process:
+        torch.save(done, job["save"])
 
 
 if __name__ == "__main__":

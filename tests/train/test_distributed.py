@@ -1,8 +1,7 @@
-"""Two real processes over gloo against one process with twice the batch, on the same injected rollouts."""
+"""Two real processes over gloo against one process with the same global batch, on the same injected rollouts."""
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,70 +14,114 @@ from . import tiny
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny.folder(tmp_path_factory.mktemp("model"))
-
-
-def launch(processes, model, tmp_path, **options):
-    save = tmp_path / f"{processes}.pt"
-    # the rows on a process times the number of processes is the same global batch
-    rows = options.pop("global_rows", 8) // processes
-    options = {
-        "model": model,
-        "save": str(save),
-        "out": str(tmp_path / str(processes)),
-        "per_device_train_batch_size": rows,
-    } | options
+def launch(processes, folder, cases, env=None, **job):
+    """Every case in one start of the processes: what each gave, by name."""
+    save, model = folder / "saved.pt", folder / "model"
+    job = {"cases": cases, "save": str(save), "model": tiny.folder(model), "out": str(folder / "out")} | job
     command = [sys.executable]
     if processes > 1:
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
-        command += ["-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--master_port", str(port)]
-    command += ["-m", "tests.train.run_pair", json.dumps(options)]
-    env = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
-        "TRL_EXPERIMENTAL_SILENCE": "1",
-    }
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    command += ["-m", "tests.train.run_pair", json.dumps(job)]
+    quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    env = os.environ | quiet | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"} | (env or {})
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     saved = torch.load(save, weights_only=True)
-    assert saved["world"] == processes
+    assert {case["world"] for case in saved.values()} == {processes}
     return saved
 
 
 CASES = {
-    "branch k3 grpo": {"guide": "branch", "loss_type": "grpo"},
+    "branch k3 grpo": {"guide": "branch"},
+    "branch k3 grpo, lora": {"guide": "branch", "lora": True},
+    "random k3": {"guide": "random", "guide_args": {"epsilon": 1.0}},
+    "random k3, lora": {"guide": "random", "guide_args": {"epsilon": 1.0}, "lora": True},
     "token k2 dapo": {"guide": "token", "anchor_estimator": "k2", "loss_type": "dapo"},
     "exact credit, groups across ranks": {
         "guide": "branch", "anchor_estimator": "k1-reward", "loss_type": "dr_grpo", "scale_rewards": "none", "global_rows": 4,
+    },
+    "random k1-reward, lora, groups across ranks": {
+        "guide": "random", "anchor_estimator": "k1-reward", "loss_type": "dr_grpo", "scale_rewards": "none", "global_rows": 4,
+        "lora": True,
     },
     "to_go, lora": {"guide": "tempered", "anchor_estimator": "k1-reward", "anchor_credit": "to_go", "lora": True},
     "random, centred, accumulated": {
         "guide": "random", "guide_args": {"epsilon": 1.0}, "guide_center": "batch", "gradient_accumulation_steps": 2,
     },
-    "dynamic sampling, beta": {"guide": "branch", "dynamic_sampling": 3, "advantage": "beta", "loss_type": "dapo"},
+    "dynamic sampling, beta": {
+        "guide": "branch", "dynamic_sampling": 3, "advantage": "beta", "loss_type": "dapo", "flat": True,
+    },
 }  # fmt: skip
+STEPS = {"max_steps": 3, "learning_rate": 1e-3, "shuffle_dataset": False}
+ROW_METRICS = (
+    "reward", "reward_std", "frac_reward_zero_std", "sage/zero_variance_groups", "sage/flat_groups_left",
+    "sage/distinct_answers", "sage/bonus_abs", "sage/bonus_to_reward", "sage/bonus_length_correlation",
+    "completions/mean_length", "num_tokens", "grad_norm",
+)  # fmt: skip
+TOKEN_METRICS = ("kl", "kl_ref", "entropy", "sage/pseudo_kl", "sage/q_mean", "sage/q_min", "sage/q_max", "sage/active")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    cases = {name: STEPS | options for name, options in CASES.items()}
+    return [launch(n, tmp_path_factory.mktemp(str(n)), cases) for n in (1, 2)]
+
+
+def flat(tensors):
+    return torch.cat([t.flatten() for t in tensors.values()])
+
+
+def near(losses):
+    """Relative 1e-5; of the run's largest where centred advantages cancel and a step's loss is next to nothing."""
+    return pytest.approx(losses, rel=1e-5, abs=1e-5 * max(map(abs, losses)))
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_processes_give_the_gradients_of_one(model, tmp_path, case):
-    options = {"lora": False, "max_steps": 2, "learning_rate": 1e-4, "shuffle_dataset": False} | CASES[case]
-    one, two = (launch(n, model, tmp_path, **options) for n in (1, 2))
-    assert len(one["grads"]) == len(two["grads"]) == 2
-    a, b = (torch.cat([g.flatten() for g in x["grads"][0].values()]) for x in (one, two))
-    assert float((a - b).norm() / a.norm()) < 1e-5
-    assert a.norm() > 0
-    if options["guide"] in ("random", "token") and options.get("gradient_accumulation_steps", 1) == 1:
-        assert one["log_q"].keys() == two["log_q"].keys()
-        for row, q in one["log_q"].items():
-            assert q == pytest.approx(two["log_q"][row], abs=1e-4), "noise belongs to the row, not to the rank"
-    # (a maximum over micro-batches depends on how the rows fell into them, so q_max is left to the cases without)
-    keys = ["reward", "kl_ref", "sage/q_mean", "sage/flat_groups_left", "sage/bonus_abs"]
-    for key in keys + ["sage/q_max"] * (options.get("gradient_accumulation_steps", 1) == 1):
-        for x, y in zip(one["log"], two["log"]):
-            assert (key in x) == (key in y)
-            assert key not in x or x[key] == pytest.approx(y[key], rel=1e-3, abs=1e-5), key
+def test_two_processes_give_the_losses_gradients_and_weights_of_one(runs, case):
+    one, two = (run[case] for run in runs)
+    assert len(one["losses"]) == STEPS["max_steps"]
+    assert two["losses"] == near(one["losses"])
+    assert all(one["losses"])
+    for a, b in zip(one["grads"], two["grads"], strict=True):
+        assert a.keys() == b.keys()
+        assert float((flat(a) - flat(b)).norm() / flat(a).norm()) < 1e-5
+    assert any("lora" in n for n in one["grads"][0]) == bool(CASES[case].get("lora"))
+    assert flat(two["weights"]) == pytest.approx(flat(one["weights"]), rel=1e-5, abs=1e-5)
+
+
+def same_metrics(one, two, keys):
+    for a, b in zip(one["log"], two["log"], strict=True):
+        for key in keys:
+            assert (key in a) == (key in b), key
+            if a.get(key) is None:  # not there, or NaN: a ratio to nothing
+                assert b.get(key) is None, key
+            else:
+                assert b[key] == pytest.approx(a[key], rel=1e-5, abs=1e-6), key
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_metrics_are_over_all_rows_not_over_a_ranks_own(runs, case):
+    keys = ROW_METRICS
+    if (
+        "gradient_accumulation_steps" not in CASES[case]
+    ):  # else tokens are averaged micro-batch by micro-batch, in other ones
+        keys += TOKEN_METRICS
+    same_metrics(runs[0][case], runs[1][case], keys)
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name.startswith(("random", "token"))])
+def test_noise_belongs_to_the_row_not_to_the_rank(runs, case):
+    one, two = (run[case]["log_q"] for run in runs)
+    rows = CASES[case].get("global_rows", 8)
+    if "gradient_accumulation_steps" not in CASES[case]:  # else the same rows come in other micro-batches
+        assert one.keys() == two.keys()
+        assert {row for _, row in one} == set(range(rows))
+        for place, q in one.items():
+            assert q == pytest.approx(two[place], abs=1e-5)
+    per_rank = rows // 2
+    same = [q == two.get((step, row + per_rank)) for (step, row), q in two.items() if row < per_rank]
+    assert not any(same), "two ranks drew the same noise"
+
+
+def test_what_rank_0_decides_holds_everywhere(runs):
+    assert [run["random k3"]["agreed"] for run in runs] == [[0], [0, 0]]

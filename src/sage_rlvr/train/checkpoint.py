@@ -28,7 +28,7 @@ def save_state(checkpoint: str | Path, rank: int, state: dict[str, Any]) -> None
     os.replace(part, path)
 
 
-def load_state(checkpoint: str | Path, rank: int) -> dict[str, Any]:
+def load_state(checkpoint: str | Path, rank: int, world: int = 1) -> dict[str, Any]:
     path = state_file(checkpoint, rank)
     if not path.is_file():
         raise UserError(
@@ -39,6 +39,11 @@ def load_state(checkpoint: str | Path, rank: int) -> dict[str, Any]:
     if state["version"] != VERSION:
         raise UserError(
             f"{path} is of version {state['version']}, this release reads {VERSION}: start from its weights."
+        )
+    if state.get("world", world) != world:
+        raise UserError(
+            f"{checkpoint} was written by {state['world']} processes and this run has {world}: resume with as many, or start a "
+            "new run from its weights."
         )
     return state
 

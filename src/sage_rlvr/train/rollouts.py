@@ -34,11 +34,14 @@ def stop_cut(ids: Sequence[int], stops: Sequence[str], decode: Callable[[Sequenc
 @contextmanager
 def tokenizer_in_generate(model: Any, tokenizer: Any) -> Iterator[None]:
     """model.generate with ``tokenizer``, which transformers wants for stop strings and TRL does not pass."""
+    own = vars(model).get("generate")  # FSDP2 gives the model one of its own, which gathers the weights
     model.generate = partial(model.generate, tokenizer=tokenizer)
     try:
         yield
     finally:
         del model.generate
+        if own is not None:
+            model.generate = own
 
 
 # ---- BNPO ----------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from sage_rlvr.tasks import (
     rows,
     task_reward,
 )
-from sage_rlvr.train import sft
+from sage_rlvr.train import launch, sft
 from sage_rlvr.train.callbacks import HeldOutPassAtK
 from sage_rlvr.train.config import SAGEConfig
 from sage_rlvr.train.recipes import list_recipes, load_recipe
@@ -117,6 +117,8 @@ def short_help() -> str:
             "",
             "settings:",
             *lines,
+            f"  --{'accelerate_config':<22} Several processes: {', '.join(launch.names())}, or a file (docs/multi_gpu.md).",
+            f"  --{'num_processes':<22} How many (default: what the config says, else one a GPU).",
             "",
             "recipes:",
             *recipes,
@@ -131,7 +133,11 @@ def short_help() -> str:
 
 def train(argv: list[str]) -> Path:
     """The whole run; answers the folder of the trained weights."""
+    argv, config, processes = launch.take_flags(argv)
+    if config is not None:
+        raise SystemExit(launch.launch(["train", *argv], config, processes))
     run, args, model_args = parse(argv)
+    launch.check_joined(args.world_size, args.device)
     _check_installed(args)
     start = _sft_stage(run, args, model_args) or model_args.model_name_or_path
     if not start:
@@ -209,7 +215,7 @@ def problems(run: RunArguments) -> list[Problem]:
     if run.rows is not None:
         found = found[: run.rows]
     with make_scorer(run.task) as scorer:
-        found, _ = keep_verifiable(found, scorer)
+        found = launch.same_everywhere(keep_verifiable(found, scorer)[0])
     if not found:
         raise UserError(f"no problem of task {run.task!r} is left to train on: check rows, data_dir and decontaminate.")
     return found

@@ -415,6 +415,7 @@ class SAGETrainer(GRPOTrainer):
         inside = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
         state = {
             "step": self._step,
+            "world": self.accelerator.num_processes,
             "buffer": self._buffered_inputs if inside else None,
             "metrics": {k: list(v) for k, v in self._metrics["train"].items()},
             "stream": self._stream.position if self._stream is not None else None,
@@ -425,10 +426,11 @@ class SAGETrainer(GRPOTrainer):
         super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
+            super()._load_optimizer_and_scheduler(checkpoint)
             return
-        state = load_state(checkpoint, self.accelerator.process_index)
+        state = load_state(checkpoint, self.accelerator.process_index, self.accelerator.num_processes)
+        super()._load_optimizer_and_scheduler(checkpoint)
         if self.guide is not None and state["guide"] is not None:
             self.guide.load_state_dict(state["guide"])
         device = self.accelerator.device

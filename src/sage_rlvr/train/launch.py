@@ -1,0 +1,195 @@
+"""``sage-rlvr train … --accelerate_config NAME|FILE``: the same command in several processes, started as Accelerate would.
+
+Accelerate reads the file and torchrun starts the processes; nothing of theirs is replaced. Here: what cannot work is refused
+before anything starts, exit codes and signals pass through, and each process checks that it is one of as many as were asked
+for (``accelerate launch`` on CPU quietly starts one, and drops FSDP settings).
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from importlib.resources import as_file, files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate.utils import patch_environment
+
+from sage_rlvr.errors import UserError
+
+ASKED = "SAGE_RLVR_PROCESSES"  # in the environment of a process that was started here: how many there should be
+GRACE_S = 600  # after SIGTERM a rank finishes its step and writes a checkpoint; torchrun alone would kill it after 30 s
+FLAGS = ("--accelerate_config", "--num_processes")
+SHARDED = ("FSDP", "DEEPSPEED")
+
+
+def take_flags(argv: list[str]) -> tuple[list[str], str | None, int | None]:
+    """The command without our two flags, and what they said."""
+    rest, said, words = [], dict.fromkeys(FLAGS, None), iter(argv)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name not in FLAGS:
+            rest.append(word)
+            continue
+        given = value if equals else next(words, None)
+        if not given or given.startswith("--"):
+            raise UserError(f"{name} names nothing: write {name} {'fsdp2' if name == FLAGS[0] else '8'}.")
+        said[name] = given
+    config, processes = said[FLAGS[0]], said[FLAGS[1]]
+    if processes is not None and (not str(processes).isdigit() or int(processes) < 1):
+        raise UserError(f"--num_processes {processes} is not a number of processes: write 1 or more.")
+    if processes is not None and config is None:
+        raise UserError(f"--num_processes needs --accelerate_config: choose one of {', '.join(names())}, or a file.")
+    return rest, config, None if processes is None else int(processes)
+
+
+def names() -> list[str]:
+    return sorted(f.name.removesuffix(".yaml") for f in _shelf().iterdir() if f.name.endswith(".yaml"))
+
+
+def packaged(name: str) -> AbstractContextManager[Path]:
+    """The file of that name, also where the package is inside a zip."""
+    return as_file(_shelf().joinpath(f"{name}.yaml"))
+
+
+def _shelf() -> Any:
+    return files("sage_rlvr").joinpath("launchers")
+
+
+# ---- starting ------------------------------------------------------------------------------------------------------
+
+
+def launch(argv: list[str], config: str, processes: int | None = None, module: str = "sage_rlvr.cli") -> int:
+    """``python -m module argv`` in every process that ``config`` asks for; answers the exit code."""
+    if "LOCAL_RANK" in os.environ:
+        raise UserError(
+            "--accelerate_config starts the processes itself: leave out torchrun or 'accelerate launch', or the flag."
+        )
+    if not Path(config).is_file() and config not in names():
+        raise UserError(
+            f"there is no accelerate config {config!r}, neither as a file nor with the package: choose from {', '.join(names())}."
+        )
+    with nullcontext(Path(config)) if Path(config).is_file() else packaged(config) as file:
+        settings = _read(file)
+        count = processes or (settings.num_processes if settings.num_processes > 0 else max(devices(), 1))
+        _refuse(config, settings, count)
+        if settings.use_cpu and argv[:1] == ["train"]:
+            argv = [*argv, "--use_cpu", "true"]  # transformers does not read it from Accelerate
+        start = _torchrun if settings.use_cpu else _accelerate
+        return _exit_code(lambda: start(file, settings, count, [module, *argv]))
+
+
+def devices() -> int:
+    return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+
+
+def _read(file: Path) -> Any:
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    try:
+        settings = load_config_from_file(str(file))
+    except Exception as e:  # a wrong key, type or value: each has its own exception
+        raise UserError(f"{file} is not a config of Accelerate ({' '.join(str(e).split())[:200]}): mend it.") from e
+    if not hasattr(settings, "num_processes"):
+        raise UserError(f"{file} is for a hosted service: write compute_environment: LOCAL_MACHINE.")
+    return settings
+
+
+def _refuse(name: str, settings: Any, count: int) -> None:
+    kind = str(getattr(settings.distributed_type, "value", settings.distributed_type))
+    if kind == "DEEPSPEED" and find_spec("deepspeed") is None:
+        raise UserError(f"--accelerate_config {name} needs DeepSpeed: pip install deepspeed, or take fsdp2.")
+    if settings.use_cpu and kind in SHARDED:
+        raise UserError(
+            f"--accelerate_config {name} has use_cpu with {kind}, which Accelerate drops on CPU: take cpu, or remove use_cpu."
+        )
+    if settings.use_cpu and settings.num_machines > 1:
+        raise UserError(f"--accelerate_config {name} has use_cpu on several machines: use one machine, or GPUs.")
+    if settings.use_cpu:
+        return
+    if not devices():
+        raise UserError(
+            f"--accelerate_config {name} is for GPUs and there is none here: take cpu, or leave the flag out."
+        )
+    if count > devices() * settings.num_machines:
+        raise UserError(
+            f"{count} processes were asked for and there are {devices()} GPUs on each of {settings.num_machines} machines: "
+            "set --num_processes, one a GPU."
+        )
+    if kind == "NO" and count > 1:
+        raise UserError(
+            f"--accelerate_config {name} says distributed_type: NO and {count} processes: take ddp or fsdp2."
+        )
+
+
+def accelerate_arguments(file: Path, settings: Any, count: int, command: list[str]) -> Any:
+    """What ``accelerate launch`` would see on its command line."""
+    from accelerate.commands.launch import launch_command_parser
+
+    flags = ["--config_file", str(file), "--num_processes", str(count)]
+    if settings.num_machines == 1 and settings.main_process_port is None:
+        flags += ["--main_process_port", "0"]  # any free port: two runs on a machine do not meet
+    args = launch_command_parser().parse_args([*flags, "-m", *command])
+    args.shutdown_timeout = GRACE_S
+    return args
+
+
+def _accelerate(file: Path, settings: Any, count: int, command: list[str]) -> None:
+    from accelerate.commands.launch import launch_command
+
+    with patch_environment(**{ASKED: count}):
+        launch_command(accelerate_arguments(file, settings, count, command))
+
+
+def _torchrun(file: Path, settings: Any, count: int, command: list[str]) -> None:
+    from torch.distributed import run
+
+    threads = os.environ.get("OMP_NUM_THREADS", max((os.cpu_count() or 1) // count, 1))
+    env = {ASKED: count, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": threads}
+    args = run.parse_args(["--standalone", "--nproc_per_node", str(count), "-m", *command])
+    args.shutdown_timeout = GRACE_S
+    with patch_environment(**env, ACCELERATE_MIXED_PRECISION=settings.mixed_precision or "no"):
+        run.run(args)
+
+
+def _exit_code(start: Callable[[], None]) -> int:
+    """What the first process to fail answered, or 128 + the signal that ended us, as a single process would."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        start()
+    except ChildFailedError as e:
+        code = e.get_first_failure()[1].exitcode
+        return code if code >= 0 else 128 - code
+    except SignalException as e:
+        return 128 + int(e.sigval)
+    return 0
+
+
+# ---- inside a process ----------------------------------------------------------------------------------------------
+
+
+def check_joined(world_size: int, device: torch.device) -> None:
+    """Refuses to train alone, or unsharded, where several processes or shards were asked for; rank 0 does the talking."""
+    asked = os.environ.get(ASKED)
+    if asked is not None and int(asked) != world_size:
+        raise UserError(
+            f"{asked} processes were asked for and this one is one of {world_size}: mend distributed_type in the config."
+        )
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" and device.type == "cpu":
+        raise UserError("FSDP was asked for on CPU, where Accelerate trains unsharded without a word: leave it out.")
+    if int(os.environ.get("RANK", "0")) > 0:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (for the life of the process)
+
+
+def same_everywhere(value: Any) -> Any:
+    """Rank 0's: what a clock can decide (a judge that ran out of time) must not differ between ranks."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]

@@ -1,0 +1,96 @@
+"""FSDP2 for real: Accelerate's own fully_shard path in two gloo processes, with the settings of the packaged fsdp2.yaml, against
+one process with the whole model. Every case must be sharded: on CPU Accelerate would train unsharded without a word."""
+
+from types import SimpleNamespace
+
+import pytest
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env
+
+from sage_rlvr.train.launch import packaged
+
+from .test_distributed import ROW_METRICS, STEPS, TOKEN_METRICS, flat, launch, near, same_metrics
+
+RANDOM = STEPS | {"guide": "random", "guide_args": {"epsilon": 1.0}}
+SAME = {
+    "full, branch k3": STEPS | {"guide": "branch"},
+    "full, random k3": RANDOM,
+    "full, reference entropies": STEPS | {"guide": "branch", "guide_args": {"source": "reference"}},
+    "full, exact credit, groups across ranks": STEPS | {
+        "guide": "branch", "anchor_estimator": "k1-reward", "loss_type": "dr_grpo", "scale_rewards": "none", "global_rows": 4,
+    },
+    "lora, branch k3": STEPS | {"guide": "branch", "lora": True},
+    "lora, tempered to_go": STEPS | {
+        "guide": "tempered", "anchor_estimator": "k1-reward", "anchor_credit": "to_go", "lora": True,
+    },
+}  # fmt: skip
+SAVES = {"save_strategy": "steps", "save_steps": 1, "folder": "saved"}
+SHARDED_ONLY = {
+    "interrupted": RANDOM | SAVES | {"max_steps": 2},
+    "resumed": RANDOM | SAVES | {"resume": True},
+    "sampled": STEPS | {"sampled": True, "stop_strings": ["a", "b"]},
+}
+
+
+def settings():
+    """The environment that ``accelerate launch`` makes of the packaged file; on CPU without bf16."""
+    with packaged("fsdp2") as file:
+        args = launch_command_parser().parse_args(["--config_file", str(file), "--num_processes", "2", "-m", "x"])
+        env = prepare_multi_gpu_env(_validate_launch_command(args)[0])
+    wanted = {k: v for k, v in env.items() if k.startswith("FSDP_") or k == "ACCELERATE_USE_FSDP"}
+    assert (wanted["ACCELERATE_USE_FSDP"], wanted["FSDP_VERSION"]) == ("true", "2")
+    return wanted
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    one = launch(1, tmp_path_factory.mktemp("one"), SAME)
+    full = {name: case for name, case in (SAME | SHARDED_ONLY).items() if "lora" not in case}
+    lora = {name: case for name, case in SAME.items() if "lora" in case}
+    lora["lora, sampled"] = SHARDED_ONLY["sampled"] | {"lora": True}
+    sharded = launch(2, tmp_path_factory.mktemp("fsdp"), full | lora, env=settings(), fsdp=True)
+    return SimpleNamespace(one=one, sharded=sharded)
+
+
+def test_every_parameter_is_a_shard(runs):
+    for name, case in runs.sharded.items():
+        assert len(case["sharded"]) > 20
+        assert all(case["sharded"].values()), (
+            f"{name}: not DTensors: {[n for n, s in case['sharded'].items() if not s]}"
+        )
+        assert all(case["ref_sharded"])
+        assert bool(case["ref_sharded"]) == ("lora" not in name), "full fine-tuning has a reference of its own"
+    assert not any(any(case["sharded"].values()) for case in runs.one.values())
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_shards_give_the_losses_and_gradients_of_one_process(runs, case):
+    one, two = runs.one[case], runs.sharded[case]
+    assert two["losses"] == near(one["losses"])
+    for a, b in zip(one["grads"], two["grads"], strict=True):
+        assert a.keys() == b.keys()
+        assert float((flat(a) - flat(b)).norm() / flat(a).norm()) < 1e-5
+    assert flat(two["weights"]) == pytest.approx(flat(one["weights"]), rel=1e-5, abs=1e-5)
+    same_metrics(one, two, ROW_METRICS + TOKEN_METRICS)
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_the_guide_shapes_the_anchor_of_a_sharded_model(runs, case):
+    for log in runs.sharded[case]["log"]:
+        assert log["sage/active"] > 0.5
+        assert log["sage/q_min"] < log["sage/q_max"]
+        assert log["kl"] != pytest.approx(log["kl_ref"], rel=1e-3)
+
+
+def test_a_sharded_run_goes_on_from_its_checkpoint(runs):
+    whole = runs.one["full, random k3"]["losses"]
+    assert runs.sharded["interrupted"]["losses"] + runs.sharded["resumed"]["losses"] == near(whole)
+    assert len(runs.sharded["resumed"]["losses"]) == 1
+
+
+@pytest.mark.parametrize("case", ["sampled", "lora, sampled"])
+def test_a_sharded_model_samples_with_stop_strings(runs, case):
+    """Step after step: putting the tokenizer into generate must leave FSDP's own generate in place."""
+    log = runs.sharded[case]["log"]
+    assert len(log) == STEPS["max_steps"]
+    assert any(entry["completions/clipped_ratio"] < 1 for entry in log)

@@ -1,0 +1,280 @@
+"""``--accelerate_config``: what is refused, what Accelerate makes of the packaged files, and real processes on CPU."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from accelerate.commands.launch import _validate_launch_command
+from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+
+from sage_rlvr import SAGEConfig, SAGETrainer, UserError, cli
+from sage_rlvr.train import launch
+from sage_rlvr.train.checkpoint import load_state
+
+from . import tiny
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """A machine with so many GPUs, as far as the launcher can see."""
+    return lambda count: monkeypatch.setattr(launch, "devices", lambda: count)
+
+
+# ---- what is refused -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "count", "sentence"),
+    [
+        (["--accelerate_config", "fsdp3"], 8, "no accelerate config 'fsdp3', neither as a file nor with the package: "
+         "choose from cpu, ddp, fsdp2, zero2, zero3."),
+        (["--accelerate_config"], 8, "--accelerate_config names nothing: write --accelerate_config fsdp2."),
+        (["--accelerate_config", "--beta", "1"], 8, "--accelerate_config names nothing"),
+        (["--num_processes", "2"], 8, "--num_processes needs --accelerate_config: choose one of cpu, ddp,"),
+        (["--accelerate_config", "ddp", "--num_processes=two"], 8, "--num_processes two is not a number of processes"),
+        (["--accelerate_config", "fsdp2"], 0, "--accelerate_config fsdp2 is for GPUs and there is none here: take cpu"),
+        (["--accelerate_config", "ddp", "--num_processes", "8"], 2, "8 processes were asked for and there are 2 GPUs"),
+        (["--accelerate_config", "zero3"], 8, "--accelerate_config zero3 needs DeepSpeed: pip install deepspeed, or take fsdp2"),
+        (["--accelerate_config", "odd.yaml"], 8, "odd.yaml is not a config of Accelerate"),
+        (["--accelerate_config", "none.yaml", "--num_processes", "2"], 8, "says distributed_type: NO and 2 processes"),
+        (["--accelerate_config", "sharded.yaml"], 8, "has use_cpu with FSDP, which Accelerate drops on CPU"),
+        (["--accelerate_config", "hosted.yaml"], 8, "is for a hosted service: write compute_environment: LOCAL_MACHINE"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_in_one_sentence(tmp_path, monkeypatch, capsys, gpus, argv, count, sentence):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "find_spec", lambda name: None)
+    gpus(count)
+    hosted = {"ec2_instance_type": "x", "iam_role_name": "x", "compute_environment": "AMAZON_SAGEMAKER"}
+    files = {
+        "odd": {"distributed_type": "FSDP", "fsdp_versoin": 2}, "none": {"distributed_type": "NO"},
+        "sharded": {"distributed_type": "FSDP", "use_cpu": True}, "hosted": hosted | {"distributed_type": "DATA_PARALLEL"},
+    }  # fmt: skip
+    for name, settings in files.items():
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(settings))
+    assert cli.main(["train", "--config", "branch", *argv]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_launch_inside_a_launch_is_refused(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(UserError, match="starts the processes itself"):
+        launch.launch([], "cpu", 2)
+
+
+def test_a_process_that_is_alone_or_unsharded_by_accident_refuses(monkeypatch):
+    cpu = torch.device("cpu")
+    launch.check_joined(1, cpu)
+    monkeypatch.setenv(launch.ASKED, "2")
+    launch.check_joined(2, cpu)
+    with pytest.raises(UserError, match="2 processes were asked for and this one is one of 1"):
+        launch.check_joined(1, cpu)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    launch.check_joined(2, torch.device("cuda"))
+    with pytest.raises(UserError, match="trains unsharded without a word"):
+        launch.check_joined(2, cpu)
+
+
+# ---- what Accelerate makes of the packaged files -------------------------------------------------------------------
+
+
+def accelerates(name, count=4):
+    with launch.packaged(name) as file:
+        args = launch.accelerate_arguments(file, launch._read(file), count, ["sage_rlvr.cli", "train", "--beta", "1"])
+        args, _, _ = _validate_launch_command(args)
+    assert (args.num_processes, args.module, args.training_script) == (count, True, "sage_rlvr.cli")
+    assert args.training_script_args == ["train", "--beta", "1"]
+    assert args.shutdown_timeout == launch.GRACE_S
+    return args
+
+
+def test_ddp_and_fsdp2_as_accelerate_reads_them():
+    args = accelerates("ddp")
+    assert (args.multi_gpu, args.use_fsdp, args.use_deepspeed) == (True, False, False)
+    assert prepare_multi_gpu_env(args)["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    args = accelerates("fsdp2")
+    env = prepare_multi_gpu_env(args)
+    assert (args.multi_gpu, args.use_fsdp, args.nproc_per_node) == (False, True, "4")
+    assert int(args.master_port) != 29500, "two runs on a machine must not meet"
+    wanted = {
+        "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true",
+        "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP", "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
+        "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT", "FSDP_OFFLOAD_PARAMS": "false",
+    }  # fmt: skip
+    assert {k: env[k] for k in wanted} == wanted
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_zero_as_accelerate_reads_it(stage):
+    args = accelerates(f"zero{stage}")
+    assert (args.use_deepspeed, args.use_fsdp) == (True, False)
+    args.deepspeed_fields_from_accelerate_config = ""
+    _, env = prepare_deepspeed_cmd_env(args)
+    assert env["ACCELERATE_USE_DEEPSPEED"] == "true"
+    assert env["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == str(stage)
+    assert env["ACCELERATE_DEEPSPEED_ZERO3_INIT"] == str(stage == 3).lower()
+    assert env.get("ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL", "false") == str(stage == 3).lower()
+
+
+def test_gpus_go_through_accelerate_one_process_each(monkeypatch, gpus, tmp_path):
+    seen = []
+    monkeypatch.setattr(
+        "accelerate.commands.launch.launch_command", lambda a: seen.append((a, os.environ[launch.ASKED]))
+    )
+    gpus(8)
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(yaml.safe_dump({"distributed_type": "MULTI_GPU", "num_processes": 3, "main_process_port": 12345}))
+    for config, count, expected in (("fsdp2", None, 8), ("fsdp2", 1, 1), (str(mine), None, 3), (str(mine), 2, 2)):
+        assert launch.launch(["train"], config, count) == 0
+        args, asked = seen.pop()
+        assert (args.num_processes, asked) == (expected, str(expected))
+        assert args.main_process_port == (None if config == str(mine) else 0), "the file's own port is left to it"
+    assert launch.ASKED not in os.environ
+
+
+# ---- real processes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_exit_codes_pass_through(tmp_path, monkeypatch, code):
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT}")
+    assert launch.launch([str(code), str(tmp_path)], "cpu", 2, module="tests.train.run_exit") == code
+    assert [p.read_text().split()[:3] for p in sorted(tmp_path.iterdir())] == [["2", "2", "true"]] * 2
+
+
+def started(argv, cwd, **kwargs):
+    env = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *argv], cwd=cwd, env=env, **pipes, **kwargs)
+
+
+def until(ready, process, what):
+    for _ in range(1200):
+        if ready():
+            return
+        assert process.poll() is None, process.communicate()[1][-3000:]
+        time.sleep(0.1)
+    process.kill()
+    raise AssertionError(f"{what} did not happen")
+
+
+def gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_ctrl_c_ends_every_process(tmp_path):
+    call = f"launch(['sleep', {str(tmp_path)!r}], 'cpu', 2, 'tests.train.run_exit')"
+    process = started(["-c", f"import sys; from sage_rlvr.train.launch import launch; sys.exit({call})"], ROOT)
+    until(lambda: len(list(tmp_path.glob("rank*"))) == 2, process, "start")
+    time.sleep(0.5)  # both files have their text
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert all(gone(int(p.read_text().split()[3])) for p in tmp_path.glob("rank*"))
+
+
+FLAGS = {
+    "model_name_or_path": "base", "task": "dapo-math-17k", "data_dir": "data", "rows": 16, "max_steps": 8, "save_steps": 50,
+    "per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 12, "beta": 0.1, "logging_steps": 1,
+    "bf16": "false", "optim": "adamw_torch", "report_to": "none", "gradient_checkpointing": "false", "disable_tqdm": "true",
+    "dtype": "float32", "output_dir": "run", "guide": "random", "decontaminate": "false",
+}  # fmt: skip
+
+
+def test_a_run_in_two_processes_stops_on_sigterm_with_a_checkpoint_and_goes_on(tmp_path):
+    tiny.folder(tmp_path / "base")
+    (tmp_path / "data").mkdir()
+    sums = [{"prompt": f"what is {i}+{i % 5}=", "solution": str(i + i % 5)} for i in range(24)]
+    (tmp_path / "data" / "dapo_math_17k_en.jsonl").write_text("".join(json.dumps(r) + "\n" for r in sums))
+    command = ["train", *(word for name, value in FLAGS.items() for word in (f"--{name}", str(value)))]
+    several = ["-m", "sage_rlvr.cli", *command, "--accelerate_config", "cpu", "--num_processes", "2"]
+    log = tmp_path / "run" / "log.jsonl"
+
+    process = started(several, tmp_path)
+    until(lambda: log.is_file() and log.read_text().count("\n") > 1, process, "a step")
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 143, err[-3000:]
+    (saved,) = (tmp_path / "run").glob("checkpoint-*")
+    assert {p.name for p in saved.glob("sage_state_*.pt")} == {"sage_state_0.pt", "sage_state_1.pt"}
+    done = int(saved.name.rpartition("-")[2])
+    assert done < FLAGS["max_steps"]
+
+    with pytest.raises(UserError, match="was written by 2 processes and this run has 1: resume with as many"):
+        load_state(saved, rank=0, world=1)  # another batch, and half of the state
+
+    process = started(several, tmp_path)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err[-3000:]
+    assert out.count("trained: run") == 1, "one process does the talking"
+    steps = [entry["step"] for entry in map(json.loads, log.read_text().splitlines()) if "loss" in entry]
+    assert steps == list(range(1, FLAGS["max_steps"] + 1))
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["finished"] is True
+
+
+# ---- vLLM on other GPUs --------------------------------------------------------------------------------------------
+
+
+def test_trls_vllm_server_flags_are_taken_as_they_are(tmp_path):
+    from sage_rlvr.train import run
+
+    flags = "--use_vllm true --vllm_mode server --vllm_server_base_url http://10.0.0.7:8000 --bf16 false --use_cpu true"
+    _, args, _ = run.parse(
+        ["--config", "branch", *flags.split(), "--optim", "adamw_torch", "--output_dir", str(tmp_path)]
+    )
+    assert isinstance(args, SAGEConfig)
+    assert (args.use_vllm, args.vllm_mode, args.vllm_server_base_url) == (True, "server", "http://10.0.0.7:8000")
+
+
+class ServerStandIn:
+    """TRL's VLLMGeneration as far as a server gives it: no engine of its own to reach into."""
+
+    def __init__(self, **kwargs):
+        self.mode, self.generation_kwargs, self.synced = kwargs["mode"], kwargs["generation_kwargs"] or {}, 0
+        self.url, self.processing_class = kwargs["server_base_url"], kwargs["processing_class"]
+        self.vllm_client = SimpleNamespace(
+            get_server_info=lambda: {"model_config": {"logprobs_mode": "processed_logprobs"}}
+        )
+
+    def sync_weights(self):
+        self.synced += 1
+
+    def generate(self, prompts, images, num_generations, profiler):
+        ids = self.processing_class(["12=ab", "12", "3=a", "9"] * (len(prompts) // 4))["input_ids"]
+        return prompts, ids, [[[-2.0] for _ in row] for row in ids], None
+
+
+@pytest.mark.parametrize("estimator", ["k3", "k1-reward"])
+def test_the_trainer_needs_no_engine_of_its_own(tmp_path, monkeypatch, estimator):
+    monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", ServerStandIn)
+    options = {
+        "use_vllm": True,
+        "vllm_mode": "server",
+        "vllm_server_base_url": "http://10.0.0.7:8000",
+        "stop_strings": ["="],
+    }
+    args = tiny.config(SAGEConfig, tmp_path, dynamic_sampling=1, anchor_estimator=estimator, **options)
+    trainer = SAGETrainer(tiny.folder(tmp_path / "m"), tiny.hash_reward, args, tiny.dataset())
+    trainer.train()
+    server = trainer.vllm_generation
+    assert (server.mode, server.url, server.synced) == ("server", "http://10.0.0.7:8000", args.max_steps)
+    assert server.generation_kwargs == {"stop": ["="], "include_stop_str_in_output": True}
+    log = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(log) == args.max_steps
+    for entry in log:
+        assert entry["sage/active"] > 0
+        assert entry["completions/clipped_ratio"] == 0.5, "those that reached the stop string are finished, cut there"
