@@ -81,6 +81,26 @@ def test_guide_off_is_grpo_exactly(folder, tmp_path, loss, schedule, tuning):
         assert [x.get(key) for x in ours.state.log_history] == [x.get(key) for x in theirs.state.log_history]
 
 
+@pytest.mark.parametrize("bonus", [0.0, 0.1])
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_our_head_gives_trls_gradients(folder, tmp_path, tuning, bonus):
+    shared = options("grpo", (1, 1, 1), guide="none", entropy_coef=bonus, max_steps=1)
+    records = []
+    for fused in (True, False):
+        trainer = build(
+            recorded(SAGETrainer), SAGEConfig, folder, tmp_path / str(fused), tuning, fused_head=fused, **shared
+        )
+        assert (trainer._head is not None) == fused
+        torch.manual_seed(0)
+        trainer.train()
+        records.append(trainer.record[0])
+    (loss, grads), (their_loss, their_grads) = records
+    torch.testing.assert_close(loss, their_loss, atol=1e-5, rtol=1e-5)
+    assert grads.keys() == their_grads.keys()
+    for name, gradient in grads.items():
+        assert (gradient - their_grads[name]).norm() <= 1e-5 * their_grads[name].norm() + 1e-6, name
+
+
 def test_k3_plus_with_guide_off_is_grpo_with_bias_correction(folder, tmp_path):
     shared = options("grpo", (2, 4, 2))
     ours = build(

@@ -62,6 +62,13 @@ class SAGEConfig(GRPOConfig):
         default="group",
         metadata={"help": "'group': (r − mean)/std as scale_rewards says; 'beta': BNPO's Beta-normalised advantage."},
     )
+    fused_head: bool = field(
+        default=False,
+        metadata={
+            "help": "Log-probs and entropies by sage_rlvr.head: two matrix passes instead of three where the output layer is "
+            "frozen. False, and models it does not cover, keep TRL's fused head, bit for bit."
+        },
+    )
     stop_strings: list[str] | None = field(
         default=None,
         metadata={

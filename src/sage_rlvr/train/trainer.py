@@ -16,10 +16,12 @@ from accelerate.utils import gather_object, is_peft_model
 from torch import Tensor
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer import utils as trl_utils
 from trl.trainer.utils import add_fused_lm_head
 
 from sage_rlvr.anchor import Signals, anchor_penalty, anchor_reward
 from sage_rlvr.errors import UserError
+from sage_rlvr.head import Head, covers, in_place
 from sage_rlvr.train import measure, rollouts
 from sage_rlvr.train.callbacks import LogFile, ProgressLine, SaveOnSigterm, replace_progress
 from sage_rlvr.train.card import describe
@@ -70,7 +72,9 @@ class SAGETrainer(GRPOTrainer):
         self._stream: rollouts.PromptStream | None = None
         self._rewards: Tensor | None = None  # (W·B,) of the latest rollout batch
         self._finished: Tensor | None = None  # (B,)
+        self._head: Head | None = None
         super().__init__(model, reward_funcs, args, *rest, **more)
+        self._head = self._make_head()
         if self.ref_model is not None and "ref_entropies" in self.guide_needs:
             inner = self.accelerator.unwrap_model(self.ref_model)
             head = {"temperature": self.temperature, "cast_lm_head_to_fp32": args.cast_lm_head_to_fp32}
@@ -318,10 +322,22 @@ class SAGETrainer(GRPOTrainer):
     ) -> Any:
         lens = self._lens
         wanted = compute_entropy or (lens is not None and lens.wants_entropy(model))
-        out = super()._get_per_token_logps_and_entropies(model, *args, compute_entropy=wanted, **kwargs)
+        with in_place(trl_utils, self._head):
+            out = super()._get_per_token_logps_and_entropies(model, *args, compute_entropy=wanted, **kwargs)
         if lens is not None:
             lens.see(out[0], out[1])
         return out
+
+    def _make_head(self) -> Head | None:
+        """Ours in the place of TRL's fused head; None, with the reason said, where the model is one it does not cover."""
+        if not self.args.fused_head:
+            return None
+        reason = covers(self.accelerator.unwrap_model(self.model))
+        if reason is None:
+            return Head(trl_utils._ChunkedLogProbFunction, entropy_grad=self._entropy_bonus_enabled)
+        if self.accelerator.is_main_process:
+            print(f"sage: TRL's fused head computes the log-probs: {reason}.")
+        return None
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         shaped = dict(inputs)  # buffered inputs are never changed

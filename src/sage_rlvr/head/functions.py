@@ -1,0 +1,328 @@
+"""Log-probs and entropies of targets under softmax(hidden @ weightᵀ), the logits seen a tile at a time and never kept.
+
+The gradient of log π(y) with respect to its hidden state, (W[y] − Σ_v p_v·W_v)/T, does not depend on the loss. Where the head
+is frozen (LoRA), the forward pass computes that one vector a token beside the log-prob: two matrix passes, and a backward that
+scales rows. Where the head learns, or an entropy bonus does, the backward needs the loss's weights before it can sum over
+tokens or mix two gradients: it computes the logits again, tile by tile (three passes, four with the weight's gradient).
+"""
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.head import softmax as in_torch
+from sage_rlvr.head.softmax import Rows, Shape, Softmax, limit
+from sage_rlvr.head.tiles import Tiles, frozen_tiles, multiprocessors, product, reading_tiles, square_tiles
+
+
+@dataclass(frozen=True)
+class Settings:
+    shape: Shape
+    entropy: bool
+    dtype: torch.dtype  # of the factors: the hidden states', or autocast's
+    tiles: Tiles | None
+
+    @property
+    def sums(self) -> torch.dtype:
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+
+def logps_and_entropies(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    targets_N: Tensor,
+    *,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    mask_N: Tensor | None = None,
+    entropy: bool = True,
+    entropy_grad: bool = False,
+    chunk: tuple[int, int] | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """(log π(y), H(π)) per token, (N,) float32 each, for logits cap·tanh(scale·(h·Wᵀ + b)/cap)/T.
+
+    Differentiable in ``hidden_ND``, and in ``weight_VD`` and ``bias`` where they ask for it; through the entropies only with
+    ``entropy_grad``. Where ``mask_N`` is 0 both are 0 and nothing is computed: the target may be anything there. Without
+    ``entropy`` the second is None. ``chunk`` is (tokens, vocabulary) of a tile; None chooses by bytes.
+    """
+    _check(hidden_ND, weight_VD, targets_N, bias, mask_N, temperature, softcap, entropy, entropy_grad)
+    device = hidden_ND.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_ND.dtype
+    shape = Shape(float(temperature), None if softcap is None else float(softcap), float(logit_scale))
+    settings = Settings(shape, entropy, dtype, None if chunk is None else Tiles(*chunk))
+    kept = None if mask_N is None else mask_N.nonzero().squeeze(1)
+    _check_targets(targets_N, kept, len(weight_VD))
+    with torch.autocast(device, enabled=False):
+        if not torch.is_grad_enabled() or not any(
+            t is not None and t.requires_grad for t in (hidden_ND, weight_VD, bias)
+        ):
+            done = _read(hidden_ND, weight_VD, bias, targets_N, kept, settings)
+            logps, entropies = _spread(done, kept, len(hidden_ND))
+        elif entropy_grad or weight_VD.requires_grad or (bias is not None and bias.requires_grad):
+            logps, entropies = _Recomputed.apply(hidden_ND, weight_VD, bias, targets_N, kept, settings, entropy_grad)
+        else:
+            logps, entropies = _Frozen.apply(hidden_ND, weight_VD, bias, targets_N, kept, settings)
+    return logps, entropies if entropy else None
+
+
+def tile_functions(device: torch.device, dtype: torch.dtype) -> ModuleType:
+    """``kernels`` (Triton) on CUDA, or anywhere under TRITON_INTERPRET=1; ``softmax`` (torch) elsewhere and for float64."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if dtype == torch.float64 or not (device.type == "cuda" or interpreted):
+        return in_torch
+    if importlib.util.find_spec("triton") is None:
+        return in_torch
+    from sage_rlvr.head import kernels
+
+    return kernels
+
+
+# ---- passes ------------------------------------------------------------------------------------------------------------
+
+
+def _spans(total: int, step: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, total, step):
+        yield start, min(start + step, total)
+
+
+def _rows_of(tensor: Tensor, kept: Tensor | None, a: int, b: int) -> Tensor:
+    return tensor[a:b] if kept is None else tensor.index_select(0, kept[a:b])
+
+
+def _spread(done: Softmax, kept: Tensor | None, n: int) -> tuple[Tensor, Tensor]:
+    """Back to all N positions, 0 where nothing was computed."""
+    if kept is None:
+        return done.logps, done.entropies
+    zeros = done.logps.new_zeros(n)
+    return zeros.index_copy(0, kept, done.logps), zeros.index_copy(0, kept, done.entropies)
+
+
+def _joined(parts: list[Softmax], like: Tensor, sums: torch.dtype) -> Softmax:
+    if not parts:  # no position counts
+        return Rows.new(0, like.device, sums).close()
+    return Softmax(**{name: torch.cat([vars(part)[name] for part in parts]) for name in vars(parts[0])})
+
+
+def _read(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, kept: Tensor | None, settings: Settings
+) -> Softmax:
+    """One matrix pass: the statistics alone."""
+    n, vocab = len(targets) if kept is None else len(kept), len(weight)
+    tiles = settings.tiles or reading_tiles(n, vocab)
+    run = tile_functions(hidden.device, settings.dtype)
+    tile_MC = torch.empty(tiles.tokens, tiles.vocab, device=hidden.device, dtype=settings.sums)
+    parts = []
+    for a, b in _spans(n, tiles.tokens):
+        hidden_MD = _rows_of(hidden, kept, a, b).to(settings.dtype)
+        targets_M = _rows_of(targets, kept, a, b)
+        rows = Rows.new(b - a, hidden.device, settings.sums)
+        for c, d in _spans(vocab, tiles.vocab):
+            logits_MC = tile_MC[: b - a, : d - c]
+            product(logits_MC, hidden_MD, weight[c:d].to(settings.dtype).t())
+            bias_C = None if bias is None else bias[c:d]
+            room = limit(settings.dtype)
+            run.fold(logits_MC, bias_C, targets_M - c, rows, settings.shape, None, entropy=settings.entropy, room=room)
+        parts.append(rows.close())
+    return _joined(parts, hidden, settings.sums)
+
+
+def _read_with_directions(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, kept: Tensor | None, settings: Settings
+) -> tuple[Softmax, Tensor]:
+    """Two matrix passes: the statistics, and ∂logp/∂hidden of each token (n, D)."""
+    n, (vocab, width) = len(targets) if kept is None else len(kept), weight.shape
+    units = multiprocessors(hidden.device)
+    tiles = settings.tiles or frozen_tiles(n, vocab, width, settings.dtype.itemsize, units)
+    run = tile_functions(hidden.device, settings.dtype)
+    tile_MC = torch.empty(tiles.tokens, tiles.vocab, device=hidden.device, dtype=settings.sums)
+    exps_MC = torch.empty(tiles.tokens, tiles.vocab, device=hidden.device, dtype=settings.dtype)
+    out_nD = torch.empty(n, width, device=hidden.device, dtype=settings.sums)
+    parts = []
+    for a, b in _spans(n, tiles.tokens):
+        hidden_MD = _rows_of(hidden, kept, a, b).to(settings.dtype)
+        targets_M = _rows_of(targets, kept, a, b)
+        rows = Rows.new(b - a, hidden.device, settings.sums)
+        sum_MD = out_nD[a:b]
+        for c, d in _spans(vocab, tiles.vocab):
+            logits_MC, e_MC = tile_MC[: b - a, : d - c], exps_MC[: b - a, : d - c]
+            weight_CD = weight[c:d].to(settings.dtype)
+            product(logits_MC, hidden_MD, weight_CD.t())
+            bias_C = None if bias is None else bias[c:d]
+            room = limit(settings.dtype)
+            run.fold(logits_MC, bias_C, targets_M - c, rows, settings.shape, e_MC, entropy=settings.entropy, room=room)
+            if c:
+                run.rescale(sum_MD, rows.factor)
+            product(sum_MD, e_MC, weight_CD, add=c > 0)
+        done = rows.close()
+        own_M = settings.shape.gain * done.miss * settings.shape.slope(done.target)
+        run.directions(sum_MD, weight, targets_M, own_M, settings.shape.gain / done.total)
+        parts.append(done)
+    return _joined(parts, hidden, settings.sums), out_nD
+
+
+class _Frozen(torch.autograd.Function):
+    """Saves one vector a token; no logits, no weights. The vector stays in the float32 it was summed in: the gradient is rounded
+    once, after the loss's weight is on it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        kept: Tensor | None,
+        settings: Settings,
+    ) -> tuple[Tensor, Tensor]:
+        done, directions_nD = _read_with_directions(hidden, weight, bias, targets, kept, settings)
+        ctx.save_for_backward(directions_nD, kept)
+        ctx.n, ctx.dtype = len(hidden), hidden.dtype
+        logps, entropies = _spread(done, kept, len(hidden))
+        ctx.mark_non_differentiable(entropies)
+        return logps, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logps_N: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        directions_nD, kept = ctx.saved_tensors
+        weights = grad_logps_N if kept is None else grad_logps_N.index_select(0, kept)
+        grad = torch.mul(directions_nD, weights.unsqueeze(1), out=torch.empty_like(directions_nD, dtype=ctx.dtype))
+        if kept is not None:
+            grad = grad.new_zeros(ctx.n, grad.shape[1]).index_copy_(0, kept, grad)
+        return grad, None, None, None, None, None
+
+
+class _Recomputed(torch.autograd.Function):
+    """Saves what it was given and five numbers a token. Gradients are summed in float32 and rounded once, at the end: the
+    weight's by vocabulary tile, so that no float32 copy of the whole of it exists."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        kept: Tensor | None,
+        settings: Settings,
+        entropy_grad: bool,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        done = _read(hidden, weight, bias, targets, kept, settings)
+        ctx.save_for_backward(
+            hidden, weight, bias, targets, kept, done.reference, done.log_total, done.miss, done.entropies
+        )
+        ctx.settings = settings
+        logps, entropies = _spread(done, kept, len(hidden))
+        if not entropy_grad:
+            ctx.mark_non_differentiable(entropies)
+        return logps, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logps_N: Tensor | None, grad_entropies_N: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, kept, reference, log_total, miss, entropies = ctx.saved_tensors
+        settings: Settings = ctx.settings
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        nothing = (None,) * 7
+        if grad_logps_N is None and grad_entropies_N is None:
+            return nothing
+        n, (vocab, width) = len(reference), weight.shape
+        sums, device = settings.sums, hidden.device
+        tiles = settings.tiles or square_tiles(n, vocab)
+        run = tile_functions(device, settings.dtype)
+
+        def counted(tensor: Tensor | None) -> Tensor | None:
+            if tensor is None:
+                return None
+            return (tensor if kept is None else tensor.index_select(0, kept)).to(sums).contiguous()
+
+        grad_logps, grad_entropies = counted(grad_logps_N), counted(grad_entropies_N)
+        hidden_nD = (hidden if kept is None else hidden.index_select(0, kept)).to(settings.dtype)
+        targets_n = targets if kept is None else targets.index_select(0, kept)
+        tile_MC = torch.empty(tiles.tokens, tiles.vocab, device=device, dtype=sums)
+        grads_MC = torch.empty(tiles.tokens, tiles.vocab, device=device, dtype=settings.dtype)
+        d_hidden = torch.zeros(n, width, device=device, dtype=sums) if wants_hidden else None
+        d_weight = torch.zeros_like(weight, memory_format=torch.contiguous_format) if wants_weight else None
+        d_tile = torch.empty(min(tiles.vocab, vocab), width, device=device, dtype=sums) if wants_weight else None
+        d_bias = torch.zeros(vocab, device=device, dtype=sums) if wants_bias else None
+        for c, d in _spans(vocab, tiles.vocab):
+            weight_CD = weight[c:d].to(settings.dtype)
+            bias_C = None if bias is None else bias[c:d]
+            for a, b in _spans(n, tiles.tokens):
+                logits_MC, grad_MC = tile_MC[: b - a, : d - c], grads_MC[: b - a, : d - c]
+                product(logits_MC, hidden_nD[a:b], weight_CD.t())
+                part = Softmax(reference[a:b], miss, log_total[a:b], miss[a:b], miss, miss, entropies[a:b])
+                run.logit_gradients(
+                    grad_MC,
+                    logits_MC,
+                    bias_C,
+                    targets_n[a:b] - c,
+                    part,
+                    settings.shape,
+                    None if grad_logps is None else grad_logps[a:b],
+                    None if grad_entropies is None else grad_entropies[a:b],
+                )
+                if d_hidden is not None:
+                    product(d_hidden[a:b], grad_MC, weight_CD, add=True)
+                if d_tile is not None:
+                    product(d_tile[: d - c], grad_MC.t(), hidden_nD[a:b], add=a > 0)
+                if d_bias is not None:
+                    d_bias[c:d] += grad_MC.sum(0, dtype=sums)
+            if d_weight is not None and d_tile is not None and n:
+                d_weight[c:d] = d_tile[: d - c]
+        if d_hidden is not None:
+            d_hidden = d_hidden.to(hidden.dtype)
+            if kept is not None:
+                d_hidden = torch.zeros_like(hidden).index_copy_(0, kept, d_hidden)
+        return d_hidden, d_weight, None if d_bias is None else d_bias.to(bias.dtype), None, None, None, None
+
+
+# ---- what cannot work --------------------------------------------------------------------------------------------------
+
+
+def _check(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    temperature: float,
+    softcap: float | None,
+    entropy: bool,
+    entropy_grad: bool,
+) -> None:
+    if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
+        raise UserError(
+            f"hidden_ND {tuple(hidden.shape)} and weight_VD {tuple(weight.shape)} must be (N, D) and (V, D) of one D."
+        )
+    for name, tensor, length in (
+        ("targets_N", targets, len(hidden)),
+        ("mask_N", mask, len(hidden)),
+        ("bias", bias, len(weight)),
+    ):
+        if tensor is not None and tuple(tensor.shape) != (length,):
+            raise UserError(f"{name} has shape {tuple(tensor.shape)}; it must be ({length},).")
+    if temperature <= 0 or (softcap is not None and softcap <= 0):
+        raise UserError(f"temperature={temperature} and softcap={softcap} must be above 0.")
+    if entropy_grad and not entropy:
+        raise UserError("entropy_grad=True needs entropy=True.")
+
+
+def _check_targets(targets: Tensor, kept: Tensor | None, vocab: int) -> None:
+    """On the CPU, where looking costs nothing; on a GPU a target outside the vocabulary gives NaN instead."""
+    if targets.is_cuda:
+        return
+    counted = targets if kept is None else targets[kept]
+    if bool(((counted < 0) | (counted >= vocab)).any()):
+        raise UserError(f"a target that counts lies outside the vocabulary of {vocab}: leave it out with mask_N.")
