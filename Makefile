@@ -5,8 +5,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+VERL_VENV ?= .venv-verl
+VERL_STAMP := $(VERL_VENV)/.installed
+CODE := src tests tests_verl benchmarks examples
 
-.PHONY: test demo lint format clean browser
+.PHONY: test test-verl demo docs lint format clean browser
 
 # The stamp is touched only after a whole install, so an interrupted one is simply done again.
 $(STAMP): pyproject.toml constraints/cpu.txt
@@ -15,11 +18,26 @@ $(STAMP): pyproject.toml constraints/cpu.txt
 	$(BIN)/pip install -q -c constraints/cpu.txt -e '.[dev]'
 	touch $@
 
+# verl pins another transformers: it has an environment of its own, and our plug-in lives in it without our dependencies.
+$(VERL_STAMP): pyproject.toml constraints/verl.txt
+	$(PYTHON) -m venv $(VERL_VENV)
+	$(VERL_VENV)/bin/pip install -q -c constraints/verl.txt torch
+	$(VERL_VENV)/bin/pip install -q -c constraints/verl.txt verl==0.9.1 TransferQueue cachetools uvicorn fastapi pytest
+	$(VERL_VENV)/bin/pip install -q --no-deps -e .
+	touch $@
+
 demo: $(STAMP)
-	$(BIN)/sage-rlvr lab --out runs/lab
+	HF_HUB_OFFLINE=1 $(BIN)/sage-rlvr demo
+
+docs: $(STAMP)
+	$(BIN)/mkdocs build --strict --site-dir build/site
 
 test: lint browser
+	$(MAKE) test-verl
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRL_EXPERIMENTAL_SILENCE=1 $(BIN)/pytest -n 2 --dist loadfile tests
+
+test-verl: $(VERL_STAMP)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VERL_VENV)/bin/python -m pytest -q tests_verl
 
 # The report page is tested in Chromium: taken from Debian where we may, else those tests skip and say so.
 browser:
@@ -27,14 +45,14 @@ browser:
 	  apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; } || true
 
 lint: $(STAMP)
-	$(BIN)/ruff format --check src tests benchmarks examples
-	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(STAMP)
-	$(BIN)/ruff format src tests benchmarks examples
-	$(BIN)/ruff check --fix src tests benchmarks examples
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
+	rm -rf $(VENV) $(VERL_VENV) build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache

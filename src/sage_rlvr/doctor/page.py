@@ -36,7 +36,9 @@ def all_checks(config: str | None = None, verl: bool = False) -> list[Check]:
     from sage_rlvr.doctor.machine import machine_checks
     from sage_rlvr.doctor.versions import library_checks
 
-    checks = [*machine_checks(), *library_checks()]
+    checks = machine_checks()
+    if not verl:  # verl's environment has neither TRL nor Math-Verify, and needs neither
+        checks += library_checks()
     if config:
         from sage_rlvr.doctor.recipe import config_checks
 

@@ -1,0 +1,71 @@
+"""SAGE in verl 0.9: a V1 trainer, ``trainer.v1.trainer_mode=sage_sync``, with its options under ``+sage.*`` (docs/verl.md).
+
+verl imports this module in every process through the entry point group ``verl.plugins``, and passes over one that fails with
+a line at debug level. So importing it costs next to nothing and cannot fail: it waits for ``verl.trainer.ppo.v1``, whose
+import takes seconds and reaches into vLLM, and registers the trainer right after it, in the processes that ask for it. What
+goes wrong there is logged as an error. ``sage-rlvr doctor --verl`` proves the whole chain in the user's environment.
+"""
+
+import logging
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+HOME = "verl.trainer.ppo.v1"  # whose import fills verl's table of trainers
+MODE = "sage_sync"
+
+logger = logging.getLogger(__name__)
+
+
+def register() -> None:
+    """Puts the trainer into verl's table. An error is said aloud; verl then knows no ``sage_sync`` and refuses to start."""
+    try:
+        import_module("sage_rlvr.integrations.verl.trainer")
+    except Exception:
+        logger.exception("sage: the trainer %r could not be registered with verl; runs that ask for it will stop", MODE)
+
+
+class AfterImport(MetaPathFinder):
+    """Calls ``then`` once, right after the module ``name`` has been imported."""
+
+    def __init__(self, name: str, then: Callable[[], None]):
+        self.name, self.then = name, then
+
+    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Then(spec.loader, self.then)
+        return spec
+
+
+class _Then(Loader):
+    def __init__(self, inner: Loader, then: Callable[[], None]):
+        self.inner, self.then = inner, then
+
+    def __getattr__(self, name: str) -> Any:  # get_source, get_data, … are the inner loader's
+        return getattr(self.inner, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.inner.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.inner.exec_module(module)
+        self.then()
+
+
+def _install() -> None:
+    if HOME in sys.modules:
+        register()
+    elif not any(isinstance(finder, AfterImport) and finder.name == HOME for finder in sys.meta_path):
+        sys.meta_path.insert(0, AfterImport(HOME, register))
+
+
+_install()

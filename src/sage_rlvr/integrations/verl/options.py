@@ -1,0 +1,225 @@
+"""What ``+sage.*`` says beside verl's own fields, and what cannot work together. Reads a mapping; imports no verl."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from sage_rlvr.anchor import ESTIMATORS, Guide, make_guide
+from sage_rlvr.errors import UserError
+
+# verl's names for what it computes itself. With "+" the value is the name's and the gradient that of k2 (straight through).
+VERL_LOSS = {
+    "low_var_kl": "k3", "k3": "k3", "low_var_kl+": "k3+", "k3+": "k3+",
+    "mse": "k2", "k2": "k2", "mse+": "k2", "k2+": "k2",
+}  # fmt: skip
+NAME_IN_VERL = {"k3": "low_var_kl", "k2": "mse"}
+OURS = ("k3+", "forward", "forward-value")  # as sage.estimator: computed by our loss, not by verl's kl_penalty
+PROVIDED = frozenset({"entropies"})  # optional signals: verl's reference pass computes no entropies
+ADVANTAGES = ("grpo", "rloo")  # they sum a completion's token rewards and subtract a baseline from its group
+
+
+@dataclass(frozen=True)
+class Options:
+    """``+sage.*``, checked. ``estimator`` is resolved: from verl's own fields where ``sage.estimator`` is left out."""
+
+    guide: str
+    guide_args: dict[str, Any] = field(default_factory=dict)
+    estimator: str = "none"  # "none": no KL anywhere, which only goes with guide=none
+    hold: bool = True  # log q at the policy that sampled, once a rollout batch
+    center: str = "none"  # "batch" subtracts the mean of log q over the batch's counted tokens
+    seed: int = 0
+    own_loss: bool = False  # the estimator is ours, not one of verl's
+
+    @property
+    def seam(self) -> str:
+        """Where SAGE enters: "driver" (the shaped ref_log_prob), "loss" (set_loss_fn), or "none"."""
+        if self.own_loss or (self.guide != "none" and not self.hold):
+            return "loss"
+        return "driver" if self.guide != "none" else "none"
+
+    def make_guide(self) -> Guide | None:
+        return make_guide(self.guide, **self.guide_args) if self.guide != "none" else None
+
+
+def read_options(config: Any) -> Options:
+    """The options of a run, from verl's whole config (a DictConfig or a plain mapping); refuses what cannot work."""
+    raw = config.get("sage")
+    if raw is None or raw.get("guide") is None:
+        raise UserError(
+            "trainer.v1.trainer_mode=sage_sync without sage.guide: add +sage.guide=branch (or another guide; none is plain verl)."
+        )
+    known = {f.name for f in fields(Options)} - {"own_loss"}
+    for key in raw:
+        if key not in known:
+            raise UserError(f"sage.{key} is unknown; the options are {', '.join(f'sage.{k}' for k in sorted(known))}.")
+    given = {key: plain(raw[key]) for key in raw if raw[key] is not None}
+    asked = given.pop("estimator", None)
+    _check_types(given)
+    estimator, own = _estimator(asked, config)
+    options = Options(**given, estimator=estimator, own_loss=own)
+    guide = options.make_guide()
+    if guide is None:
+        _check_no_guide(options)
+    else:
+        _check_anchor(options, config)
+        _check_guide(options, guide, config)
+    if options.seam == "loss" and _get(config, "distillation", "enabled", default=False):
+        raise UserError(
+            "sage on the loss seam replaces verl's loss, and so does distillation.enabled=True: turn it off."
+        )
+    return options
+
+
+def plain(value: Any) -> Any:
+    """OmegaConf's containers as dicts and lists."""
+    if isinstance(value, Mapping) or (hasattr(value, "items") and hasattr(value, "keys")):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, str | bytes | int | float) or value is None:
+        return value
+    return [plain(v) for v in value]
+
+
+def _get(config: Any, *path: str, default: Any = None) -> Any:
+    for name in path:
+        config = config.get(name) if config is not None else None
+    return default if config is None else config
+
+
+def _check_types(given: dict[str, Any]) -> None:
+    kinds: dict[str, tuple[type, str]] = {
+        "guide": (str, "a name"), "guide_args": (dict, "a mapping such as {ratio: 0.3}"), "hold": (bool, "true or false"),
+        "center": (str, "none or batch"), "seed": (int, "a whole number"),
+    }  # fmt: skip
+    for key, value in given.items():
+        kind, said = kinds[key]
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise UserError(f"sage.{key}={value!r} must be {said}.")
+    if given.get("center", "none") not in ("none", "batch"):
+        raise UserError(f"sage.center={given['center']!r} is unknown; choose none or batch.")
+
+
+# ---- the estimator: verl's own fields and ours must say the same ---------------------------------------------------
+
+
+def _estimator(asked: Any, config: Any) -> tuple[str, bool]:
+    """(estimator, whether it is ours rather than verl's)."""
+    actor, algorithm = config.get("actor_rollout_ref").get("actor"), config.get("algorithm")
+    in_reward, in_loss = bool(algorithm.get("use_kl_in_reward")), bool(actor.get("use_kl_loss"))
+    if asked is not None and asked not in ESTIMATORS:
+        raise UserError(f"sage.estimator={asked!r} is unknown; choose one of {', '.join(sorted(ESTIMATORS))}.")
+    if asked == "k1-reward" and not in_reward:
+        raise UserError("sage.estimator=k1-reward needs algorithm.use_kl_in_reward=True and algorithm.kl_penalty=kl.")
+    if asked not in (None, "k1-reward") and in_reward:
+        raise UserError(
+            f"sage.estimator={asked} is a term of the loss, but algorithm.use_kl_in_reward=True puts the KL into the reward: "
+            "set it to False, or choose sage.estimator=k1-reward."
+        )
+    if in_reward:
+        return "k1-reward", False
+    if asked in OURS:
+        if not in_loss:
+            raise UserError(
+                f"sage.estimator={asked} needs actor_rollout_ref.actor.use_kl_loss=True (and its kl_loss_coef)."
+            )
+        return str(asked), True
+    theirs = VERL_LOSS.get(str(actor.get("kl_loss_type")), str(actor.get("kl_loss_type"))) if in_loss else "none"
+    if asked is not None and asked != theirs:
+        raise UserError(
+            f"sage.estimator={asked} contradicts actor_rollout_ref.actor.use_kl_loss={in_loss}, "
+            f"kl_loss_type={actor.get('kl_loss_type')}: set use_kl_loss=True and kl_loss_type={NAME_IN_VERL[asked]}."
+        )
+    return theirs, False
+
+
+# ---- what is refused -----------------------------------------------------------------------------------------------
+
+
+def _check_no_guide(options: Options) -> None:
+    unused = [
+        name for name, off in (("guide_args", {}), ("center", "none"), ("hold", True)) if getattr(options, name) != off
+    ]
+    if unused:
+        raise UserError(f"sage.{unused[0]} is set but sage.guide=none: name a guide, or leave sage.{unused[0]} out.")
+
+
+def _check_anchor(options: Options, config: Any) -> None:
+    """The guide shapes an anchor: there must be one, pulled with a known gradient and a coefficient above 0."""
+    actor, algorithm = config.get("actor_rollout_ref").get("actor"), config.get("algorithm")
+    named = f"sage.guide={options.guide}"
+    if options.estimator == "none":
+        raise UserError(
+            f"{named} without a reference model: set actor_rollout_ref.actor.use_kl_loss=True, or algorithm.use_kl_in_reward="
+            "True; there is no anchor to shape otherwise."
+        )
+    if options.estimator == "k1-reward":
+        _check_reward(named, actor, algorithm)
+        return
+    if not actor.get("kl_loss_coef"):
+        raise UserError(f"{named} with actor_rollout_ref.actor.kl_loss_coef=0: set it above 0 (0.05 in the paper).")
+    kind = actor.get("kl_loss_type")
+    if not options.own_loss and kind in ("kl", "k1"):
+        raise UserError(
+            f"actor_rollout_ref.actor.kl_loss_type={kind} does nothing as a loss (the gradient of log π averages to zero): "
+            "choose low_var_kl (k3, as published), or algorithm.use_kl_in_reward=True (exact)."
+        )
+    if not options.own_loss and kind not in VERL_LOSS:
+        raise UserError(
+            f"actor_rollout_ref.actor.kl_loss_type={kind} has no known gradient toward a shaped anchor: choose one of "
+            f"{', '.join(VERL_LOSS)}."
+        )
+
+
+def _check_reward(named: str, actor: Any, algorithm: Any) -> None:
+    if actor.get("use_kl_loss"):
+        raise UserError(
+            f"{named} with algorithm.use_kl_in_reward=True and actor_rollout_ref.actor.use_kl_loss=True pulls toward the anchor "
+            "twice: turn one of them off."
+        )
+    if algorithm.get("kl_penalty") not in ("kl", "k1"):
+        raise UserError(
+            f"algorithm.kl_penalty={algorithm.get('kl_penalty')} in the reward is a biased value of the pseudo-KL: set "
+            "algorithm.kl_penalty=kl."
+        )
+    if not _get(algorithm, "kl_ctrl", "kl_coef"):
+        raise UserError(f"{named} with algorithm.kl_ctrl.kl_coef=0: set it above 0, or sage.guide=none.")
+    if algorithm.get("adv_estimator") not in ADVANTAGES:
+        raise UserError(
+            f"algorithm.adv_estimator={algorithm.get('adv_estimator')} with use_kl_in_reward: k1-reward is derived for "
+            f"{' and '.join(ADVANTAGES)}; choose one of them."
+        )
+    if algorithm.get("norm_adv_by_std_in_grpo", True):
+        raise UserError(
+            "algorithm.norm_adv_by_std_in_grpo=True with use_kl_in_reward blows the bonus up where a group's rewards are equal: "
+            "set algorithm.norm_adv_by_std_in_grpo=False."
+        )
+
+
+def _check_guide(options: Options, guide: Guide, config: Any) -> None:
+    named = f"sage.guide={options.guide}"
+    if not guide.token_dependent and options.estimator in ("k2", "k3+"):
+        field_, value = (
+            ("sage.estimator", options.estimator)
+            if options.own_loss
+            else (
+                "actor_rollout_ref.actor.kl_loss_type",
+                config.get("actor_rollout_ref").get("actor").get("kl_loss_type"),
+            )
+        )
+        raise UserError(
+            f"{named} with {field_}={value} does nothing: its q depends on the state alone and that gradient vanishes in "
+            "expectation; choose kl_loss_type=low_var_kl (as published), use_kl_in_reward (exact), or sage.guide=tempered."
+        )
+    missing = sorted(set(guide.needs) - PROVIDED)
+    if missing:
+        raise UserError(
+            f"{named} needs {', '.join(missing)}, which verl does not compute: set sage.guide_args.source=policy, or choose "
+            "another guide."
+        )
+    if guide.needs and _get(config, "algorithm", "rollout_correction", "bypass_mode", default=False):
+        raise UserError(
+            f"{named} needs entropies and algorithm.rollout_correction.bypass_mode=True skips the pass that computes them: set "
+            "bypass_mode=False, or choose a guide that needs none (token, random)."
+        )
+    if not options.hold and (options.center == "batch" or options.estimator == "k1-reward"):
+        what = "sage.center=batch" if options.center == "batch" else "algorithm.use_kl_in_reward=True"
+        raise UserError(f"{what} takes log q of the whole rollout batch, so it needs sage.hold=True.")

@@ -1,0 +1,199 @@
+"""``trainer.v1.trainer_mode=sage_sync``: verl's synchronous V1 trainer whose reference is q·π_ref. Runs on the driver.
+
+verl's step computes old_log_probs and entropies, then ref_log_prob, then advantages, then updates the actor. Right after the
+reference pass we put ref + log q in the place of ref_log_prob: verl's KL loss and its KL in the reward both read it there. Where
+the guide must see the current policy, or the estimator is not one of verl's, the workers get our loss instead (loss.py).
+"""
+
+import functools
+import logging
+import os
+import time
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from omegaconf import open_dict
+from tensordict import TensorDict
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.utils.padding import response_to_nested
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.integrations.verl import MODE, loss, shape
+from sage_rlvr.integrations.verl.options import read_options
+
+logger = logging.getLogger(__name__)
+STATE = "sage.pt"  # beside verl's data.pt in a checkpoint
+
+
+class SageTrainer(PPOTrainerSync):
+    """verl's PPOTrainerSync with a shaped anchor. With ``sage.guide=none`` it is PPOTrainerSync."""
+
+    def __init__(self, config: Any):
+        self.sage = read_options(config)
+        self.guide = self.sage.make_guide()
+        self._prompt_number: dict[str, int] = {}  # uid → its number in this rollout batch
+        self._shaped_step: int | None = None
+        actor = config.actor_rollout_ref.actor
+        self._entropy_asked = bool(actor.calculate_entropy or actor.entropy_coeff != 0)
+        if self.sage.seam == "loss" and not self.sage.hold and self.guide is not None and self.guide.needs:
+            with open_dict(config):
+                actor.calculate_entropy = True  # the guide looks at the policy inside the update
+        super().__init__(config)
+        self._say()
+
+    # verl asks for the mode by name in six places, and any name but "sync" means asynchronous: the replay buffer, the
+    # dataloader, the checkpoints. This trainer is the synchronous one, whatever it is registered as.
+    @property
+    def trainer_mode(self) -> str:
+        return "sync"
+
+    @trainer_mode.setter
+    def trainer_mode(self, name: str) -> None:
+        if name != MODE:
+            raise UserError(f"trainer.v1.trainer_mode={name} reached the trainer of {MODE}: set trainer_mode={MODE}.")
+
+    def _say(self) -> None:
+        o = self.sage
+        if o.seam == "none":
+            said = "sage.guide=none: verl as it is, nothing is shaped"
+        else:
+            said = f"{self.guide!r}, estimator {o.estimator}, {o.seam} seam, hold={o.hold}, center={o.center}, seed={o.seed}"
+        print(f"sage: {said}", flush=True)  # verl's logging may be set to WARNING; this line must be seen
+
+    # ---- the loss seam ---------------------------------------------------------------------------------------------
+
+    def _setup(self) -> None:
+        super()._setup()
+        if self.sage.seam == "loss":
+            config = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
+            self.actor_rollout_wg.set_loss_fn(loss.SageLoss(config, self.sage, self._entropy_asked))
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """verl's update. Stops the run if what it is about to train on, or has trained on, was not shaped."""
+        if self.guide is not None and self._shaped_step != self.global_steps:
+            raise RuntimeError(
+                f"sage: step {self.global_steps} reached the update unshaped; is the reference pass skipped?"
+            )
+        if self.sage.seam == "loss" and not self.sage.hold:
+            step, max_steps = self._optimizer_steps()
+            batch.extra_info |= {loss.KEY: self._key(), loss.STEP: step, loss.MAX_STEPS: max_steps}
+        batch = super()._update_actor(batch, metrics)
+        if self.sage.seam == "loss" and "actor/sage/kl_ref" not in metrics:
+            raise RuntimeError("sage: the workers trained without our loss; was it replaced after init_model?")
+        return batch
+
+    # ---- the driver seam -------------------------------------------------------------------------------------------
+
+    def _compute_ref_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        batch = super()._compute_ref_log_prob(batch, metrics)
+        if self.guide is not None:
+            start = time.perf_counter()
+            self._shape(batch, metrics)
+            metrics["timing_s/sage"] = time.perf_counter() - start
+            self._shaped_step = self.global_steps
+        return batch
+
+    def _shape(self, batch: Any, metrics: dict[str, Any]) -> None:
+        """log q into TransferQueue: inside ref_log_prob, or beside it for our loss; row numbers where the workers draw noise."""
+        guide = self.guide
+        assert guide is not None
+        if not self.sage.hold:
+            if guide.stochastic:
+                self._put(batch, {loss.ROWS: self._rows(batch)})
+            return
+        fields = ["response_mask", "old_log_probs", "ref_log_prob"]
+        if "entropies" in guide.needs:
+            fields.append("entropy")
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        lengths = data["response_mask"]  # nested (B, j)
+        wide = data.to_padded_tensor()  # (B, T)
+        old, ref, mask = wide["old_log_probs"].float(), wide["ref_log_prob"].float(), wide["response_mask"]
+        step, max_steps = self._optimizer_steps()
+        log_q = shape.log_q(
+            guide, old, ref, mask, wide.get("entropy", None), self._rows(batch) if guide.stochastic else None,
+            seed=self._key(), step=step, max_steps=max_steps, center=self.sage.center,
+        )  # fmt: skip
+        if self.sage.seam == "loss":
+            self._put(batch, {loss.LOG_Q: response_to_nested(log_q, lengths)})
+        else:
+            self._put(batch, {"ref_log_prob": response_to_nested(ref + log_q, lengths)})
+        metrics |= shape.measure(old, ref, log_q, mask)
+
+    def _put(self, batch: Any, fields: dict[str, torch.Tensor]) -> None:
+        data = TensorDict(fields, batch_size=len(batch))
+        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=data)
+
+    def _key(self) -> int:
+        return shape.noise_seed(self.sage.seed, self.global_steps - 1)
+
+    def _optimizer_steps(self) -> tuple[int, int]:
+        """(optimizer steps taken before this rollout batch, and in the whole run): verl counts rollout batches."""
+        actor = self.config.actor_rollout_ref.actor
+        updates = max(1, self.config.data.train_batch_size // actor.ppo_mini_batch_size) * actor.ppo_epochs
+        return (self.global_steps - 1) * updates, self.total_training_steps * updates
+
+    # ---- rows ------------------------------------------------------------------------------------------------------
+
+    def prepare_step(self) -> dict[str, Any]:
+        self._prompt_number.clear()
+        return super().prepare_step()
+
+    def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
+        batch = super()._next_train_batch(num_prompts)
+        for uid in batch["uid"]:
+            self._prompt_number[str(uid)] = len(self._prompt_number)
+        return batch
+
+    def _rows(self, batch: Any) -> torch.Tensor:
+        return shape.row_numbers(batch.keys, self._prompt_number, self.config.actor_rollout_ref.rollout.n)
+
+    # ---- checkpoints -----------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self) -> None:
+        if self.guide is not None:  # before verl's own, whose last act says that the checkpoint is whole
+            folder = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
+            os.makedirs(folder, exist_ok=True)
+            torch.save(self.guide.state_dict(), os.path.join(folder, STATE))
+        super()._save_checkpoint()
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        if self.guide is None or self.global_steps == 0:
+            return
+        trainer = self.config.trainer
+        by_path = trainer.resume_mode == "resume_path"
+        folder = (
+            trainer.resume_from_path if by_path else find_latest_ckpt_path(os.path.abspath(trainer.default_local_dir))
+        )
+        file = os.path.join(folder, STATE)
+        if os.path.exists(file):
+            self.guide.load_state_dict(torch.load(file, weights_only=True))
+        else:
+            print(f"sage: {folder} holds no {STATE}: it was trained without a guide, and goes on with one.", flush=True)
+
+
+def refuse_unread_options() -> None:
+    """``+sage.*`` under another trainer mode would be read by nobody: every V1 trainer refuses it when it is built."""
+    theirs = PPOTrainer.__init__
+    if getattr(theirs, "reads_sage", False):
+        return
+
+    @functools.wraps(theirs)
+    def __init__(self: Any, config: Any) -> None:
+        if config.get("sage") is not None and not isinstance(self, SageTrainer):
+            mode = config.trainer.v1.trainer_mode
+            raise UserError(
+                f"sage.* is set but trainer.v1.trainer_mode={mode} does not read it: set trainer_mode={MODE}."
+            )
+        theirs(self, config)
+
+    __init__.reads_sage = True  # type: ignore[attr-defined]
+    PPOTrainer.__init__ = __init__
+
+
+register_trainer(MODE)(SageTrainer)
+refuse_unread_options()
