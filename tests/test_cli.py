@@ -1,6 +1,9 @@
 """The verbs that look: over a small store and a training log, from the command line to the files they promise."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -64,3 +67,36 @@ def test_tables_leave_the_papers_value_where_nothing_was_run(runs):
     assert "†" in text
     assert "not run" in text
     assert cli.main(["tables", "table77", "--out", "paper"]) == 2
+
+
+# ---- wrong use, and files of the user's --------------------------------------------------------------------------------
+
+
+def test_a_misspelt_flag_of_eval_is_a_sentence(capsys):
+    assert cli.main(["eval", "--model", "m", "--tasks", "amc23", "--out", "o", "--temprature", "1"]) == 2
+    assert "eval has no '--temprature'" in capsys.readouterr().err
+
+
+MINE = """
+from sage_rlvr.tasks import Problem, Source, Task, register_task
+register_task(Task(name="doubles", description="twice a number", kind="generated", scorer="math", licence="CC0-1.0",
+    splits={"test": (Source("generated"),)},
+    generate=lambda n, seed, split: [Problem(str(i), "doubles", f"What is 2 x {i}?", str(2 * i)) for i in range(n)]))
+"""
+
+
+def test_a_module_of_the_users_is_loaded_before_the_verb(tmp_path):
+    """As installed: the console script, in a folder that is not on Python's path."""
+    (tmp_path / "mine.py").write_text(MINE)
+    script = Path(sys.executable).with_name("sage-rlvr")
+    command = [str(script), "--import", "mine", "tasks", "show", "doubles", "2", "--format", "plain"]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert shown.returncode == 0, shown.stderr
+    assert "What is 2 x 1?" in shown.stdout
+
+
+def test_a_module_that_is_not_there_is_a_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SAGE_RLVR_IMPORT", "")
+    assert cli.main(["--import", "nowhere.py", "tasks"]) == 2
+    assert "--import nowhere.py: No module named 'nowhere'" in capsys.readouterr().err

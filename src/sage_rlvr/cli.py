@@ -1,11 +1,12 @@
 """The door: one verb a function. Parse, call, print. Exit codes: 0 done, 2 wrong use, 1 failure."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sage_rlvr import __version__
+from sage_rlvr import __version__, extensions
 from sage_rlvr.errors import UserError
 
 
@@ -107,7 +108,9 @@ def _eval(args: argparse.Namespace) -> None:
         epilog=f"example: {verb.example}",
         allow_abbrev=False,
     )
-    (given,) = parser.parse_args_into_dataclasses(args.argv)
+    given, unknown = parser.parse_args_into_dataclasses(args.argv, return_remaining_strings=True)
+    if unknown:
+        raise UserError(f"eval has no {unknown[0]!r}: 'sage-rlvr eval --help' lists the flags.")
     show_results(evaluate(given))
 
 
@@ -213,7 +216,7 @@ def _report_flags(p: argparse.ArgumentParser) -> None:
 def _report(args: argparse.Namespace) -> None:
     from sage_rlvr.report.page import build_report
 
-    build_report(args.folders, args.out, base=args.base, show=args.open)
+    print(f"written: {build_report(args.folders, args.out, base=args.base, show=args.open)}")
 
 
 def _explore_flags(p: argparse.ArgumentParser) -> None:
@@ -451,6 +454,11 @@ def _parser() -> argparse.ArgumentParser:
         description="SAGE: RLVR whose KL anchor is shaped, and honest about its gradient.",
         epilog="'sage-rlvr VERB --help' shows the flags of a verb and an example.",
     )
+    parser.add_argument(
+        "--import",
+        metavar="MODULE",
+        help="before the verb: a Python module or file name that registers tasks, scorers, formats or guides of yours",
+    )
     parser.add_argument("--version", action="version", version=f"sage-rlvr {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, verb in VERBS.items():
@@ -463,12 +471,16 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == ["--import"] and len(argv) > 1:
+        os.environ[extensions.MODULES] = argv[1]
+        argv = argv[2:]
     verb = VERBS.get(argv[0]) if argv else None
     if verb is not None and verb.add is None:
         args = argparse.Namespace(verb=argv[0], run_verb=verb.run, argv=argv[1:])
     else:
         args = _parser().parse_args(argv)
     try:
+        extensions.load()
         args.run_verb(args)
     except UserError as e:
         print(f"sage-rlvr {args.verb}: {e}", file=sys.stderr)

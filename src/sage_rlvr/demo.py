@@ -12,9 +12,11 @@ from sage_rlvr.study.run import finished_runs
 TRACED = {"limit": 12, "per_problem": 4}  # problems and completions whose tokens the page can shade
 
 
-def run_demo(out: str = "runs/demo", jobs: int | None = None, show: bool = False) -> bool:
+def run_demo(
+    out: str | Path = "runs/demo", jobs: int | None = None, show: bool = False, source: str | Path = "demo"
+) -> bool:
     """Runs or goes on with the demo study under ``out``; True if every run is done. The page is made of those that are."""
-    whole = page.run("demo", out, jobs)
+    whole = page.run(source, out, jobs)
     console = Console()
     study = read_folder(out)
     for run, evaluation in finished_runs(out).items():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -13,8 +14,10 @@ import pytest
 import yaml
 
 from sage_rlvr import UserError, cli
+from sage_rlvr.demo import run_demo
 from sage_rlvr.evaluate.run import EvalArguments
 from sage_rlvr.study import job
+from sage_rlvr.study import run as study_run
 from sage_rlvr.study.plan import list_studies, load_study, open_folder, read_folder
 from sage_rlvr.study.run import run_study, status_of
 from sage_rlvr.study.table import study_rows
@@ -233,3 +236,97 @@ def test_rows_pool_seeds(whole):
     assert rows["base"].seeds == 1
     assert np.isnan(rows["grpo"].std[1])
     assert rows["grpo"].problems == 12
+
+
+def test_the_demo_ends_with_a_table_traces_and_a_page(whole, capsys):
+    """The demo's way over a small study: what is done is kept, what failed is named, the page is made of the rest."""
+    place, _ = whole
+    assert run_demo(place / "out", jobs=1, source=place / "small.yaml") is False
+    printed = capsys.readouterr().out
+    assert "broken-s0 failed" in printed
+    assert "pass@4" in printed
+    assert f"the page: {place / 'out' / 'report.html'}" in printed
+    page = (place / "out" / "report.html").read_text()
+    assert "branch-s0/eval" in page
+    assert list((place / "out" / "branch-s0" / "eval" / "trace").rglob("*.parquet"))
+    assert not (place / "out" / "grpo-s0" / "eval" / "trace").exists()
+
+
+def test_report_and_frontier_by_command(whole, tmp_path, capsys):
+    place, _ = whole
+    assert cli.main(["study", "report", str(place / "out"), "--out", str(tmp_path / "page.html")]) == 0
+    assert "grpo-s0/eval" in (tmp_path / "page.html").read_text()
+    assert cli.main(["study", "frontier", str(place / "out"), "--reference", "grpo"]) == 0
+    assert "gain over grpo" in capsys.readouterr().out
+    found = {f["family"]: f for f in json.loads((place / "out" / "frontier.json").read_text())}
+    rows = {r["variant"]: r["pass_at"] for r in table_of(place / "out")}
+    assert found["branch"]["points"]["branch"] == pytest.approx([rows["branch"]["1"][0], rows["branch"]["4"][0]])
+    assert cli.main(["study", "frontier", str(place / "out"), "--reference", "none"]) == 2
+
+
+def test_a_sweep_becomes_a_variant_each(study_file):
+    study = load_study(study_file(variants={"grpo": {"beta": 1.0, "sweep": {"beta": [0.01, 0.2]}}, "one": {}}))
+    assert study.runs() == ["base", "grpo+beta0.01-s0", "grpo+beta0.2-s0", "one-s0"]
+    assert study.settings_of("grpo+beta0.2-s0")["beta"] == 0.2
+    assert [study.family_of(v) for v in study.variants] == ["grpo", "grpo", "one"]
+    with pytest.raises(UserError, match="sweep names one setting and a list"):
+        load_study(study_file(variants={"grpo": {"sweep": {"beta": 0.1}}}))
+
+
+def test_a_run_gets_the_gpu_that_is_free(study_file, tmp_path, monkeypatch):
+    """Three runs on two places: the third takes the place of the one that ended, not the next number."""
+    study = load_study(study_file(variants={"a": {}, "b": {}, "c": {}}))
+    open_folder(study, tmp_path / "out")
+    polls = {"a-s0": 1, "b-s0": 4, "c-s0": 1}  # looks until it has ended
+    places = {}
+
+    class Process:
+        returncode = 0
+
+        def __init__(self, run):
+            self.run = run
+
+        def poll(self):
+            polls[self.run] -= 1
+            return 0 if polls[self.run] < 0 else None
+
+    def start(out, run, jobs, place):
+        places[run] = place
+        return Process(run)
+
+    monkeypatch.setattr(study_run, "_start", start)
+    monkeypatch.setattr(study_run.time, "sleep", lambda s: None)
+    assert study_run._run(study, tmp_path / "out", ["a-s0", "b-s0", "c-s0"], 2, None) == []
+    assert places == {"a-s0": 0, "b-s0": 1, "c-s0": 0}
+
+
+# ---- the demo's base -----------------------------------------------------------------------------------------------
+
+
+def test_the_demos_base_is_what_its_script_makes(tmp_path):
+    script = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "make_demo_base.py"))
+    made = json.loads((job.packaged("demo-base") / "made.json").read_text())
+    assert made["base"] == script["BASE"]
+    demo = load_study("demo")
+    assert script["BASE"]["demonstrations"]["after"] >= demo.train["rows"], "RL's problems were not demonstrated"
+    assert sum(f.stat().st_size for f in job.packaged("demo-base").iterdir()) < 4e6
+    folder = Path(job.build_base(demo.base, tmp_path / "base"))
+    assert folder == tmp_path / "base" / "model", "a study keeps its own copy"
+    assert job.build_base(demo.base, tmp_path / "base") == str(folder)
+
+
+def test_the_demos_base_solves_some_and_knows_more():
+    """128 held-out problems greedily: well above chance (a random candidate is right in 1.7%), well below done."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = job.packaged("demo-base")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    problems = generate_ltr(128, split="test")
+    prompts = [f"{' '.join(map(str, p.meta['numbers']))}={p.meta['target']}:" for p in problems]
+    rows = tokenizer(prompts, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        out = model.generate(**rows, max_new_tokens=9, do_sample=False)
+    said = tokenizer.batch_decode(out[:, rows["input_ids"].shape[1] :], skip_special_tokens=True)
+    right = [s in solutions(p.meta["numbers"], p.meta["target"]) for s, p in zip(said, problems)]
+    assert 0.04 < np.mean(right) < 0.5

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from sage_rlvr import extensions
 from sage_rlvr.errors import UserError
 from sage_rlvr.models import write_whole
 from sage_rlvr.models.folders import whole_folder
@@ -32,6 +33,7 @@ def end_with_parent() -> None:
 
 def main(out: str, run: str) -> int:
     end_with_parent()
+    extensions.load()
     study, folder = read_folder(out), Path(out, run)
     folder.mkdir(parents=True, exist_ok=True)
     started = time.time()
@@ -66,24 +68,29 @@ def start_model(out: Path) -> str:
 
 
 def make_base(study: Study, out: Path) -> str:
-    """The model after SFT, or as it is where the study names no SFT stage."""
+    """What the variants start from, made or found, and written down."""
+    model = build_base(study.base, out / "base")
+    write_whole(out / "base" / "start.json", json.dumps({"model": model}) + "\n")
+    return model
+
+
+def build_base(base: dict[str, Any], folder: Path) -> str:
+    """The model after SFT, or as it is where ``base`` names no SFT stage."""
     from sage_rlvr.models import scratch_model
     from sage_rlvr.train import sft
     from sage_rlvr.train.recipes import load_recipe
 
-    base = study.base
     model = base.get("model_name_or_path")
     if model is None:
-        model = str(scratch_model(out / "base" / "scratch", **base["scratch"]))
+        model = str(scratch_model(folder / "scratch", **base["scratch"]))
     elif packaged(model).is_dir():
-        model = str(_copied(packaged(model), out / "base" / "model"))
+        model = str(_copied(packaged(model), folder / "model"))
     stage = base.get("sft")
     if stage:
         recipe = load_recipe(stage) if isinstance(stage, str) else dict(stage)
-        run, config = sft.from_recipe(recipe, out / "base" / "sft", model)
+        run, config = sft.from_recipe(recipe, folder / "sft", model)
         rows = demonstration_rows(**base["demonstrations"]) if "demonstrations" in base else None
         model = str(sft.run_sft(run, config, dataset=rows))
-    write_whole(out / "base" / "start.json", json.dumps({"model": model}) + "\n")
     return model
 
 

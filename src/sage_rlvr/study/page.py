@@ -22,7 +22,7 @@ from sage_rlvr.study.table import as_json, as_markdown, cells, study_rows
 COLOURS = {"done": "green", "running": "cyan", "failed": "bold red", "interrupted": "yellow", "waiting": "dim"}
 
 
-def run(source: str, out: str | None, jobs: int | None) -> bool:
+def run(source: str | Path, out: str | Path | None, jobs: int | None) -> bool:
     """Runs the study with a live table; True if every run is done."""
     folder = Path(out or f"runs/{load_study(source).name}")
     console = Console()

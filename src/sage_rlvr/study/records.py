@@ -1,0 +1,121 @@
+"""A study without its samples and weights, in two small files, from which another machine goes on and tables are made again.
+
+FOLDER/runs.jsonl.gz   a line for the study, then one a finished run: its counts, its training log, its cost, its versions
+FOLDER/base.tar.gz     the model every variant starts from: a base trained again elsewhere would be another one
+
+``unpack`` puts finished runs into a study's folder as done, so that ``study run`` leaves them alone and ``study table`` and
+``study frontier`` count them; several folders of records may be laid into one study.
+"""
+
+import gzip
+import json
+import shutil
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.evaluate.compact import COUNTS, compact
+from sage_rlvr.models import write_whole
+from sage_rlvr.models.folders import whole_folder
+from sage_rlvr.study.job import STATUS, start_model
+from sage_rlvr.study.plan import RECORD, Study, open_folder, read_folder
+from sage_rlvr.study.run import finished_runs, status_of
+
+RUNS, BASE = "runs.jsonl.gz", "base.tar.gz"
+WEIGHTS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")  # of a model's folder: no optimizer, no checkpoints
+KEPT = ("model", "started", "updated")  # of a run's status
+
+
+def pack(out: str | Path, to: str | Path) -> int:
+    """Writes the records of what is finished in the study's folder ``out``; answers how many runs that is."""
+    out, to = Path(out), Path(to)
+    to.mkdir(parents=True, exist_ok=True)
+    study, done = json.loads((out / RECORD).read_text(encoding="utf-8")), finished_runs(out)
+    lines = [{"study": study}, *(_record(out, run) for run in done)]
+    part = to / f"{RUNS}.part"
+    with part.open("wb") as raw, gzip.GzipFile("", "wb", mtime=0, fileobj=raw) as f:  # the same runs, the same bytes
+        for line in lines:
+            f.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
+    part.replace(to / RUNS)
+    if "base" in done and not (to / BASE).is_file():
+        _pack_base(Path(start_model(out)), to / BASE)
+    return len(done)
+
+
+def _record(out: Path, run: str) -> dict[str, Any]:
+    status = status_of(out, run)
+    record = {"name": run, "status": {k: status[k] for k in KEPT if k in status}, "counts": compact(out / run / "eval")}
+    for key, path in (("made", "eval/made.json"), ("trained", "train/run.json")):
+        if (out / run / path).is_file():
+            record[key] = json.loads((out / run / path).read_text(encoding="utf-8"))
+    log = out / run / "train" / "log.jsonl"
+    if log.is_file():
+        record["log"] = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line]
+    return record
+
+
+def _pack_base(model: Path, to: Path) -> None:
+    files = sorted({f for pattern in WEIGHTS for f in model.glob(pattern)})
+    part = to.with_name(f"{to.name}.part")
+    with tarfile.open(part, "w:gz") as tar:
+        for file in files:
+            tar.add(file, file.name)
+    part.replace(to)
+
+
+# ---- and back ------------------------------------------------------------------------------------------------------
+
+
+def unpack(sources: Sequence[str | Path], out: str | Path) -> list[str]:
+    """Lays records into the study's folder; answers the runs that were not there before. Runs done here are left as they are."""
+    out, new = Path(out), []
+    for source in map(Path, sources):
+        if not (source / RUNS).is_file():
+            raise UserError(f"{source} holds no records of a study (there is no {RUNS}): name a folder that pack wrote.")
+        lines = _lines(source / RUNS)
+        _join(Study(**next(lines)["study"]), out)
+        known = set(read_folder(out).runs())
+        for record in lines:
+            run = record["name"]
+            if run in known and status_of(out, run)["state"] not in ("done", "running"):
+                _lay(record, out / run)
+                new.append(run)
+        if (source / BASE).is_file() and not (out / "base" / "start.json").is_file():
+            _unpack_base(source / BASE, out / "base")
+    return new
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8") as f:
+        yield from map(json.loads, f)
+
+
+def _join(study: Study, out: Path) -> None:
+    """A folder that holds the study already may have more seeds than the records."""
+    if (out / RECORD).is_file():
+        here = read_folder(out)
+        study = Study(**{**vars(study), "seeds": list(dict.fromkeys([*here.seeds, *study.seeds]))})
+    open_folder(study, out)
+
+
+def _lay(record: dict[str, Any], folder: Path) -> None:
+    shutil.rmtree(folder / "eval", ignore_errors=True)  # a run cut short here, and finished elsewhere
+    (folder / "eval").mkdir(parents=True)
+    (folder / "train").mkdir(exist_ok=True)
+    write_whole(folder / "eval" / COUNTS, json.dumps(record["counts"]) + "\n")
+    if "made" in record:
+        write_whole(folder / "eval" / "made.json", json.dumps(record["made"]) + "\n")
+    if "trained" in record:
+        write_whole(folder / "train" / "run.json", json.dumps(record["trained"], indent=1) + "\n")
+    if "log" in record:
+        write_whole(folder / "train" / "log.jsonl", "".join(json.dumps(entry) + "\n" for entry in record["log"]))
+    status = {"state": "done", "stage": "eval", "pid": 0, **record["status"]}
+    write_whole(folder / STATUS, json.dumps(status) + "\n")
+
+
+def _unpack_base(archive: Path, folder: Path) -> None:
+    with whole_folder(folder / "model") as part, tarfile.open(archive) as tar:
+        tar.extractall(part, filter="data")
+    write_whole(folder / "start.json", json.dumps({"model": str(folder / "model")}) + "\n")

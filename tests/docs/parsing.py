@@ -1,0 +1,126 @@
+"""A documented ``sage-rlvr …`` against the real parser: the verb, its flags, and the names it uses must exist."""
+
+import contextlib
+import io
+import re
+from typing import Any
+
+from sage_rlvr import cli
+from sage_rlvr.errors import UserError
+
+_ENDS = {"&", "&&", "||", "|", ";", ">", ">>", "2>"}
+
+
+def verb_words(words: list[str]) -> list[str] | None:
+    """What follows ``sage-rlvr`` in a command, without variables before it and pipes behind it; None for another program."""
+    words = [w for i, w in enumerate(words) if i or w not in _ENDS]
+    while words and re.fullmatch(r"[A-Za-z_]\w*=.*", words[0]):
+        words = words[1:]
+    if words[:1] != ["sage-rlvr"]:
+        return None
+    end = next((i for i, w in enumerate(words) if w in _ENDS), len(words))
+    return words[1:end] if words[1] != "--import" else None  # names of the reader's own; tests/test_cli.py runs one
+
+
+def check(argv: list[str], whole: bool = True) -> None:
+    """Raises an AssertionError that says what does not exist. ``whole=False``: a verb by itself is its name, not a command."""
+    if not whole and len(argv) == 1 and argv[0] in cli.VERBS:
+        return
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            _check(argv)
+    except (UserError, ValueError) as e:
+        raise AssertionError(f"sage-rlvr {' '.join(argv)}: {e}") from e
+    except SystemExit as e:
+        if e.code:
+            raise AssertionError(f"sage-rlvr {' '.join(argv)}: {said.getvalue().strip().splitlines()[-1]}") from e
+
+
+def _check(argv: list[str]) -> None:
+    if argv and argv[0].isupper():  # VERB
+        return
+    if not argv or argv[0].startswith("-") or cli.VERBS.get(argv[0], cli.VERBS["lab"]).add is not None:
+        args = cli._parser().parse_args(argv)
+        _names(vars(args))
+    else:
+        _OWN[argv[0]](argv[1:])
+
+
+def _names(args: dict[str, Any]) -> None:
+    """Recipes, tasks, studies and paper tables that the arguments name."""
+    from sage_rlvr.report.paper_figures import FIGURES
+    from sage_rlvr.report.tables import TABLES
+    from sage_rlvr.study.plan import load_study
+    from sage_rlvr.tasks import get_format, get_task
+    from sage_rlvr.train.recipes import load_recipe
+
+    verb, what = args["verb"], args.get("what")
+    if verb == "tasks":
+        get_format(args["format"])
+        if args["name"] and not _theirs(args["name"]):
+            get_task(args["name"])
+    if verb == "recipes" and args["name"]:
+        load_recipe(args["name"])
+    if verb == "study" and what == "run" and args["target"] and not _theirs(args["target"]):
+        load_study(args["target"])
+    if verb == "doctor" and args["config"] and not _theirs(args["config"]):
+        load_recipe(args["config"])
+    if verb == "tables":
+        assert args["which"] in {*TABLES, *FIGURES, "all"}, f"there is no {args['which']} to make"
+    if verb == "analyze" and args["task"]:
+        get_task(args["task"])
+
+
+def _train(argv: list[str]) -> None:
+    from sage_rlvr.tasks import get_format, get_task
+    from sage_rlvr.train import launch, run
+
+    if {"--help", "-h", "--help_all"} & set(argv):
+        return
+    argv, config, _ = launch.take_flags(argv)
+    assert config is None or config in launch.names() or _theirs(config), f"there is no accelerate config {config}"
+    argv = _without_theirs(argv, "--config", "--guide", "--task")
+    given, _, _ = run.parse(argv)
+    for name in [given.task, *(given.held_out or [])]:
+        get_task(name)
+    get_format(given.prompt_format)
+
+
+def _eval(argv: list[str]) -> None:
+    from transformers import HfArgumentParser
+
+    from sage_rlvr.evaluate.run import EvalArguments
+    from sage_rlvr.tasks import get_format, get_task
+
+    parser = HfArgumentParser(EvalArguments, prog="sage-rlvr eval", allow_abbrev=False)
+    (given,) = parser.parse_args_into_dataclasses(argv)
+    for name in given.tasks:
+        get_task(name)
+    get_format(given.prompt_format)
+
+
+def _plan(argv: list[str]) -> None:
+    import argparse
+
+    from sage_rlvr.doctor.page import plan_flags
+
+    parser = argparse.ArgumentParser(prog="sage-rlvr plan", allow_abbrev=False)
+    plan_flags(parser)
+    _train(parser.parse_known_args(argv)[1])
+
+
+_OWN = {"train": _train, "eval": _eval, "plan": _plan}  # verbs that parse their words themselves
+
+
+def _theirs(name: str) -> bool:
+    """A name that stands for one of the reader's: FILE, my_cluster.yaml, mine.yaml."""
+    return name.isupper() or name.startswith(("my_", "mine"))
+
+
+def _without_theirs(argv: list[str], *flags: str) -> list[str]:
+    """Flags whose value is the reader's own are taken out: there is nothing here to hold them against."""
+    gone = {i for i, w in enumerate(argv[:-1]) if w in flags and _theirs(argv[i + 1])}
+    if any(argv[i] == "--guide" for i in gone):
+        gone |= {i for i, w in enumerate(argv) if w == "--guide_args"}
+    return [w for i, w in enumerate(argv) if i not in gone and i - 1 not in gone]
