@@ -5,6 +5,7 @@
 Each part runs in a process of its own, so that one that fails, or an engine that keeps its memory, leaves the others alone:
   throughput   tokens/s of bare vllm.LLM.generate (unseeded, no log-probs) and of the whole ``sage-rlvr eval`` with seeds,
                log-probs, verification and the store: one engine, the same prompts, in turn. Goal: 95%
+  costs        what each thing we ask of vLLM costs by itself: seeds, log-probs, their tokens' texts, detokenizing
   float32, bfloat16   greedy completions of the transformers and vllm backends on --small, and sampled log-probs of both
                against TRL's GRPOTrainer on the same tokens
   static       the transformers backend with the static cache against its own loop
@@ -137,6 +138,47 @@ def _timed_eval(backend: VllmBackend, args: argparse.Namespace, out: Path) -> di
         return {"tokens": tokens, "seconds": time.perf_counter() - started[0]}
     finally:
         run.make_backend = real
+
+
+def costs(args: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """tokens/s of vllm.LLM.generate with one demand more at a time; one engine, the same prompts, in turn."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine.logprobs import LogprobsProcessor
+
+    tokenizer, asks = asks_of(args.model, args, args.limit)
+    how = Sampling(temperature=args.temperature, max_tokens=args.max_tokens, stop=())
+    utilization = args.gpu_memory_utilization
+    engine = Engine(engine_settings(args.model, tokenizer, asks, how, gpu_memory_utilization=utilization))
+    requests = list(everything(asks, args.n))
+    prompts = [{"prompt_token_ids": list(r.prompt)} for r in requests]
+    shared = {"temperature": how.temperature, "min_p": how.min_p, "max_tokens": how.max_tokens}
+
+    def params(seeded: bool = False, **more: Any) -> list[SamplingParams]:
+        return [SamplingParams(**shared, **({"seed": r.key} if seeded else {}), **more) for r in requests]
+
+    scored = {"logprobs": 0, "flat_logprobs": True}
+    demands = {
+        "bare": params(),
+        "seeds": params(seeded=True),
+        "log-probs": params(**scored),
+        "log-probs, no texts of tokens": params(**scored),
+        "log-probs, not detokenized": params(**scored, detokenize=False),
+        "not detokenized": params(detokenize=False),
+    }
+    engine.llm.generate(prompts[:: args.n], params()[:: args.n], use_tqdm=False)
+    theirs = LogprobsProcessor.from_new_request
+    rates: dict[str, list[float]] = {name: [] for name in demands}
+    for _ in range(args.rounds):
+        for name, given in demands.items():
+            if name.endswith("no texts of tokens"):  # vLLM decodes each drawn token once more, for a text nobody reads
+                LogprobsProcessor.from_new_request = staticmethod(lambda tokenizer, request: theirs(None, request))
+            try:
+                took = _timed_bare(engine.llm, prompts, given)
+            finally:
+                LogprobsProcessor.from_new_request = theirs
+            rates[name].append(took["tokens"] / took["seconds"])
+            print(name, round(rates[name][-1]), flush=True)
+    return {"tokens_per_second": rates, "requests": len(prompts)}
 
 
 # ---- agreement ---------------------------------------------------------------------------------------------------
@@ -302,6 +344,7 @@ def lora_draw(args: argparse.Namespace, work: Path, which: str) -> dict[str, Any
 
 PARTS: dict[str, Callable[[argparse.Namespace, Path], dict[str, Any]]] = {
     "throughput": throughput,
+    "costs": costs,
     "float32": lambda a, w: agreement(a, w, "float32"),
     "bfloat16": lambda a, w: agreement(a, w, "bfloat16"),
     "static": static,
