@@ -16,7 +16,7 @@ from sage_rlvr.study.job import build_base
 
 BASE = {
     "scratch": {"characters": "0123456789+-*=: ", "width": 96, "layers": 3, "heads": 4},
-    "demonstrations": {"problems": 8000, "after": 400, "skew": 0.9},  # the first 400 are the demo's RL problems
+    "demonstrations": {"problems": 8000, "after": 2000, "skew": 0.9},  # the first 2,000 are the demo's RL problems
     "sft": {
         "prompt_format": "symbols",
         "use_peft": False,

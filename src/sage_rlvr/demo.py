@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rich.console import Console
+from transformers.utils import logging
 
 from sage_rlvr.analysis.page import trace_page
 from sage_rlvr.study import page
@@ -17,7 +17,8 @@ def run_demo(
 ) -> bool:
     """Runs or goes on with the demo study under ``out``; True if every run is done. The page is made of those that are."""
     whole = page.run(source, out, jobs)
-    console = Console()
+    console = page.wide_console()
+    logging.disable_progress_bar()  # a bar for each of a dozen small models says nothing
     study = read_folder(out)
     for run, evaluation in finished_runs(out).items():
         if run != "base" and study.settings_of(run).get("guide", "none") != "none":

@@ -19,7 +19,7 @@ from sage_rlvr.evaluate.run import EvalArguments
 from sage_rlvr.study import job
 from sage_rlvr.study import run as study_run
 from sage_rlvr.study.plan import list_studies, load_study, open_folder, read_folder
-from sage_rlvr.study.run import run_study, status_of
+from sage_rlvr.study.run import run_study, share_done, status_of
 from sage_rlvr.study.table import study_rows
 from sage_rlvr.tasks import generate_ltr, solutions
 from sage_rlvr.train.run import parse
@@ -66,11 +66,22 @@ CPU = {"use_cpu": True, "bf16": False}  # so that a machine without a GPU accept
 
 
 def test_packaged_studies_are_whole(tmp_path):
-    assert set(list_studies()) == {"demo", "mini", "qwen1.5b", "table1", "table3", "table4", "grid"}
+    assert set(list_studies()) == {
+        "demo",
+        "mini",
+        "frontier",
+        "confirm",
+        "qwen1.5b",
+        "table1",
+        "table3",
+        "table4",
+        "grid",
+    }
     for name in list_studies():
         study = load_study(name)
         EvalArguments(model="m", out="o", **study.evaluate)
-        for run in study.runs()[1:]:
+        for variant in study.variants:
+            run = f"{variant}-s{study.seeds[0]}"
             recipe = tmp_path / f"{name}-{run}.yaml"
             settings = study.settings_of(run) | {"model_name_or_path": "m", "output_dir": "o", "sft": None}
             recipe.write_text(yaml.safe_dump({k: v for k, v in settings.items() if v is not None} | CPU))
@@ -271,6 +282,20 @@ def test_a_sweep_becomes_a_variant_each(study_file):
     assert [study.family_of(v) for v in study.variants] == ["grpo", "grpo", "one"]
     with pytest.raises(UserError, match="sweep names one setting and a list"):
         load_study(study_file(variants={"grpo": {"sweep": {"beta": 0.1}}}))
+
+
+def test_the_share_that_is_done(whole, study_file, tmp_path):
+    place, _ = whole
+    study = read_folder(place / "out")
+    assert share_done(study, place / "out") == 1.0  # a failed run has nothing left to do
+    fresh = load_study(study_file())
+    open_folder(fresh, tmp_path / "out")
+    assert share_done(fresh, tmp_path / "out") == 0.0
+    folder = tmp_path / "out" / "grpo-s0"
+    (folder / "train").mkdir(parents=True)
+    (folder / "status.json").write_text(json.dumps({"state": "running", "stage": "train", "pid": os.getpid()}))
+    (folder / "train" / "log.jsonl").write_text('{"step": 2, "loss": 0.1}\n')  # of 4
+    assert share_done(fresh, tmp_path / "out") == pytest.approx(study_run.TRAINING * 0.5 / 3)
 
 
 def test_a_run_gets_the_gpu_that_is_free(study_file, tmp_path, monkeypatch):

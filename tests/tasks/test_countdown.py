@@ -347,3 +347,35 @@ def test_parse_is_flat():
     assert parse(["("] * 100_000) is None
     assert parse(["(", ")"]) is None
     assert parse([]) is None
+
+
+# ---- the tasks a study is judged on beside countdown-ltr itself ------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_five_numbers_are_a_task_of_their_own(split):
+    problems = load_task("countdown-ltr-5", limit=30, split=split)
+    assert len({p.id for p in problems}) == 30
+    for p in problems:
+        assert (p.task, len(p.meta["numbers"])) == ("countdown-ltr-5", 5)
+        assert p.id.startswith(f"countdown-ltr-5-{split}-")
+        assert 100 <= p.meta["target"] <= 199
+        assert json.loads(p.answer) == {"numbers": p.meta["numbers"], "target": p.meta["target"]}
+    right = solutions(problems[0].meta["numbers"], problems[0].meta["target"])
+    assert right
+    assert all(len(text) < 12 for text in right), "9 characters and the end fit into 12 tokens"
+    with make_scorer("countdown-ltr-5", fallback=True) as scorer:
+        assert scorer.score([right[0], right[0] + "+1"], [problems[0].answer] * 2) == [1.0, 0.0]
+    assert distinct_solution("countdown-ltr-5", right[0], fallback=True) == right[0]
+
+
+def test_fresh_problems_are_no_others():
+    def keys(problems):
+        return {(tuple(sorted(p.meta["numbers"])), p.meta["target"]) for p in problems}
+
+    fresh = load_task("countdown-ltr-fresh", limit=300, split="test")
+    assert len(keys(fresh)) == 300
+    assert not keys(fresh) & keys(load_task("countdown-ltr", limit=1000, split="test"))
+    assert not keys(fresh) & keys(load_task("countdown-ltr", limit=3000, split="train"))
+    assert {p.task for p in fresh} == {"countdown-ltr-fresh"}
+    assert fresh[:40] == load_task("countdown-ltr-fresh", limit=40, split="test")

@@ -243,3 +243,10 @@ def test_the_example_runs(tmp_path):
 
 def test_a_user_error_has_a_type():
     assert issubclass(UserError, ValueError)
+
+
+def test_a_generated_task_has_as_many_rows_as_are_asked_for():
+    asked = run.RunArguments(task="countdown-ltr", rows=1100, decontaminate=False)
+    found = run.problems(asked)
+    assert len(found) == 1100
+    assert len({(tuple(sorted(p.meta["numbers"])), p.meta["target"]) for p in found}) == 1100

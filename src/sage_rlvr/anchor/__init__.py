@@ -11,16 +11,19 @@ from sage_rlvr.anchor.guides import (
     register_guide,
 )
 from sage_rlvr.anchor.penalty import ESTIMATORS, anchor_penalty, anchor_reward
+from sage_rlvr.anchor.relative import BranchQuantileGuide, TemperedQuantileGuide
 from sage_rlvr.anchor.schedules import CosineRestarts
 
 __all__ = [
     "ESTIMATORS",
     "BranchGuide",
+    "BranchQuantileGuide",
     "CosineRestarts",
     "Guide",
     "RandomGuide",
     "Signals",
     "TemperedGuide",
+    "TemperedQuantileGuide",
     "TokenGuide",
     "anchor_penalty",
     "anchor_reward",

@@ -91,9 +91,14 @@ class Counts:
 
 
 def counts_of(source: "str | Path | SampleStore | Counts") -> Counts:
-    """Reads a store once, a batch at a time."""
+    """Reads a store once, a batch at a time; where there is none, the counts.json that stands for one."""
     if isinstance(source, Counts):
         return source
+    if not isinstance(source, SampleStore):
+        from sage_rlvr.evaluate.compact import read_compact  # it is written with what is here
+
+        if (kept := read_compact(source)) is not None:
+            return kept
     store = source if isinstance(source, SampleStore) else SampleStore(source, readonly=True)
     tally = _Tally()
     for batch in store.scan(COLUMNS):
@@ -182,8 +187,11 @@ def shared(runs: Sequence[Counts], task: str, k: int) -> tuple[list[TaskCounts],
 def _hashes(column: pa.Array) -> np.ndarray:
     """8 bytes for each string, 0 for None: equal strings and only they (but for 1 in 10^19) are equal."""
     encoded = column.dictionary_encode()
-    words = [
-        int.from_bytes(blake2b(s.strip().encode(), digest_size=8).digest()) or 1 for s in encoded.dictionary.to_pylist()
-    ]
+    words = [hash_of(s) for s in encoded.dictionary.to_pylist()]
     table = np.array([*words, 0], dtype=np.uint64)
     return table[encoded.indices.fill_null(len(words)).to_numpy()]
+
+
+def hash_of(text: str) -> int:
+    """8 bytes, never 0."""
+    return int.from_bytes(blake2b(text.strip().encode(), digest_size=8).digest()) or 1

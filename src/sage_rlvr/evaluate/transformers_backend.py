@@ -1,7 +1,8 @@
 """Sampling with transformers: batches of a fixed composition, each row with its own noise and its own end.
 
 On CPU a loop of our own: each distinct prompt is read once and its cache shared out to its samples, and rows that have ended
-leave the batch. On CUDA ``model.generate`` with the static cache, whose compiled step is several times the default's speed.
+leave the batch. On CUDA ``model.generate`` with the static cache, whose compiled step is several times the default's speed;
+completions too short to earn back the compilation (SHORT) are drawn by our own loop there too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.sampling import Generation, Request, Sampling, Stops, draw, uniforms
+
+SHORT = 64  # tokens: up to here, compiling takes longer than drawing
 
 
 class TransformersBackend:
@@ -30,7 +33,7 @@ class TransformersBackend:
         self.model, self.how, self.rows = model.eval(), how, batch_size
         self.batch_size: int | None = batch_size
         self.device = next(model.parameters()).device
-        self.static = self.device.type == "cuda" if static is None else static
+        self.static = (self.device.type == "cuda" and how.max_tokens > SHORT) if static is None else static
         self.longest, self.pad = longest, tokenizer.pad_token_id
         self.eos = eos_ids(model.generation_config, tokenizer)
         self.stops = Stops(tokenizer, how.stop, self.eos)

@@ -49,7 +49,7 @@ def frontier_at(x: np.ndarray, y: np.ndarray, grid: np.ndarray) -> np.ndarray:
 def best(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Which points no other one beats: at least as good on both axes and better on one."""
     beaten = (x[:, None] <= x) & (y[:, None] <= y) & ((x[:, None] < x) | (y[:, None] < y))
-    return ~beaten.any(1)
+    return np.logical_not(beaten.any(1))
 
 
 def frontiers(families: dict[str, list[Point]], reference: str, draws: int = DRAWS, seed: int = 0) -> list[Frontier]:
@@ -77,10 +77,10 @@ def _means(
     x, y = [], []
     for p in points:
         seeds, problems = p.x.shape
-        rows = rng.integers(seeds, size=seeds) if rng is not None else np.arange(seeds)
+        rows = np.bincount(rng.integers(seeds, size=seeds), minlength=seeds) if rng is not None else np.ones(seeds)
         w = weights if weights is not None else np.full(problems, 1 / problems)
-        x.append(p.x[rows].mean(0) @ w)
-        y.append(p.y[rows].mean(0) @ w)
+        x.append(rows / seeds @ p.x @ w)
+        y.append(rows / seeds @ p.y @ w)
     return np.array(x), np.array(y)
 
 
@@ -130,9 +130,9 @@ def read_families(out: str | Path, task: str, k: int | None = None) -> dict[str,
     study, done = read_folder(out), finished_runs(out)
     runs: dict[str, list[TaskCounts]] = {}
     for run, folder in done.items():
-        counts = counts_of(folder).tasks.get(task)
-        if run != "base" and counts is not None:
-            runs.setdefault(study.variant_of(run)[0], []).append(counts)
+        found = counts_of(folder).tasks.get(task)
+        if run != "base" and found is not None:
+            runs.setdefault(study.variant_of(run)[0], []).append(found)
     if not runs:
         raise UserError(f"{out}: no finished run has samples of {task}; the study evaluates {study.evaluate['tasks']}.")
     keep = common_problems([c for counts in runs.values() for c in counts])

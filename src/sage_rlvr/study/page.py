@@ -12,9 +12,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.metrics import Interval
 from sage_rlvr.models import write_whole
 from sage_rlvr.report.page import build_report
 from sage_rlvr.study.frontier import frontiers, read_families
+from sage_rlvr.study.frontier_figure import base_point, draw_frontier
+from sage_rlvr.study.matched import matched
 from sage_rlvr.study.plan import Study, load_study, read_folder
 from sage_rlvr.study.run import LOG, finished_runs, run_study, share_done, status_of
 from sage_rlvr.study.table import as_json, as_markdown, cells, study_rows
@@ -25,7 +28,7 @@ COLOURS = {"done": "green", "running": "cyan", "failed": "bold red", "interrupte
 def run(source: str | Path, out: str | Path | None, jobs: int | None) -> bool:
     """Runs the study with a live table; True if every run is done."""
     folder = Path(out or f"runs/{load_study(source).name}")
-    console = Console()
+    console = wide_console()
     clock = Clock()
     if console.is_terminal:
         with Live(console=console, refresh_per_second=2) as live:
@@ -41,6 +44,11 @@ def run(source: str | Path, out: str | Path | None, jobs: int | None) -> bool:
         )
     show_table(folder, console)
     return not failed
+
+
+def wide_console() -> Console:
+    """A terminal as wide as it is; a log file has room for the table."""
+    return Console() if Console().is_terminal else Console(width=140)
 
 
 class Clock:
@@ -117,14 +125,18 @@ def make_report(out: str | Path, to: str | None = None, show: bool = False) -> P
 
 def show_table(out: str | Path, console: Console | None = None) -> None:
     """The table, also as table.md and table.json in the study's folder."""
-    console, out = console or Console(), Path(out)
+    console, out = console or wide_console(), Path(out)
     rows = study_rows(out)
     ks = sorted({k for r in rows for k in r.pass_at})
-    table = Table(title=f"{read_folder(out).name}: 95% bootstrap intervals over problems, means over seeds")
-    for column in ["task", "variant", "seeds", *(f"pass@{k}" for k in ks), "distinct right", "lost", "gained"]:
+    tasks = list(dict.fromkeys(r.task for r in rows))
+    about = f" on {tasks[0]}" if len(tasks) == 1 else ""
+    table = Table(title=f"{read_folder(out).name}{about}: 95% bootstrap intervals over problems, means over seeds")
+    for column in ["task", "variant", "seeds", *(f"pass@{k}" for k in ks), "distinct right", "lost", "gained"][
+        bool(about) :
+    ]:
         table.add_column(column, justify="left" if column in ("task", "variant") else "right")
     for row in rows:
-        table.add_row(*cells(row, ks))
+        table.add_row(*cells(row, ks)[bool(about) :])
     console.print(table)
     n = ks[-1] if ks else 0
     console.print(
@@ -136,17 +148,34 @@ def show_table(out: str | Path, console: Console | None = None) -> None:
 
 
 def show_frontier(out: str | Path, reference: str | None = None, task: str | None = None) -> None:
-    """The families' frontiers against one of them, also as frontier.json in the study's folder."""
-    out = Path(out)
-    task = task or read_folder(out).evaluate["tasks"][0]
+    """The families' frontiers against one of them and each point against that one's, as tables, JSON and a figure in the
+    study's folder: frontier.*, or frontier-TASK.* for a task that is not the study's first."""
+    out, console = Path(out), Console()
+    first = read_folder(out).evaluate["tasks"][0]
+    task = task or first
     families = read_families(out, task)
     against = reference or next(iter(families))
-    found = frontiers(families, against)
+    found, points = frontiers(families, against), matched(families, against)
     table = Table(title=f"{task}: mean height of each frontier, pass@n over pass@1, where it and {against}'s both are")
     for column in ("family", "points", "on the frontier", "height", f"gain over {against}"):
         table.add_column(column, justify="left" if column in ("family", "on the frontier") else "right")
     for f in found:
-        numbers = ["–" if x is None else f"{x.mean:+.3f} [{x.low:+.3f}, {x.high:+.3f}]" for x in (f.height, f.gain)]
-        table.add_row(f.family, str(len(f.points)), ", ".join(f.on_it), *numbers)
-    Console().print(table)
-    write_whole(out / "frontier.json", json.dumps([asdict(f) for f in found], indent=1) + "\n")
+        table.add_row(f.family, str(len(f.points)), ", ".join(f.on_it), _signed(f.height), _signed(f.gain))
+    console.print(table)
+    table = Table(title=f"{task}: each point's pass@n less {against}'s frontier at the same pass@1")
+    for column in ("variant", "seeds", "pass@1", "pass@n", "gain"):
+        table.add_column(column, justify="left" if column == "variant" else "right")
+    for p in points:
+        table.add_row(p.variant, str(p.seeds), *(_signed(x) for x in (p.pass_1, p.pass_n, p.gain)))
+    console.print(table)
+    stem = out / ("frontier" if task == first else f"frontier-{task}")
+    n, base = base_point(out, task)
+    draw_frontier(stem, points, found, against, n, base)
+    write_whole(Path(f"{stem}.json"), json.dumps([asdict(f) for f in found], indent=1) + "\n")
+    told = {"task": task, "reference": against, "n": n, "base": base, "points": [asdict(p) for p in points]}
+    write_whole(Path(f"{stem}_points.json"), json.dumps(told, indent=1) + "\n")
+    console.print(f"written: {stem}.json, {stem}_points.json, {stem}.svg, {stem}.png", soft_wrap=True)
+
+
+def _signed(x: Interval | None) -> str:
+    return "–" if x is None else f"{x.mean:+.3f} [{x.low:+.3f}, {x.high:+.3f}]"

@@ -129,6 +129,8 @@ def open_folder(study: Study, out: Path) -> None:
         for part in mine:
             if part == "seeds" and set(theirs[part]) <= set(mine[part]):
                 continue  # more seeds may be added
+            if part == "variants" and all(mine[part].get(name) == theirs[part][name] for name in theirs[part]):
+                continue  # and more variants
             if theirs.get(part) != mine[part]:
                 raise UserError(f"{out} holds a study whose {part} differs: name another --out, or set {part} back.")
     out.mkdir(parents=True, exist_ok=True)

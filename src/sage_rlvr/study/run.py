@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +39,21 @@ def _free_memory() -> int:
 
 
 def run_study(
-    source: str | Path, out: str | Path, jobs: int | None = None, watch: Callable[[Study, Path], None] | None = None
+    source: str | Path,
+    out: str | Path,
+    jobs: int | None = None,
+    watch: Callable[[Study, Path], None] | None = None,
+    only: str = "*",
 ) -> tuple[Study, list[str]]:
-    """Runs what is missing; answers the study and the runs that failed. ``watch`` is called about twice a second."""
+    """Runs what is missing, seed by seed, so that a study cut short has every variant at the seeds it has; answers the study
+    and the runs that failed. ``watch`` is called about twice a second; ``only`` is a pattern of runs, as in "grpo*-s0"."""
     study, out = load_study(source), Path(out)
     open_folder(study, out)
     jobs = jobs or default_jobs()
     failed = _run(study, out, ["base"], 1, watch)
     if not failed:
-        failed = _run(study, out, study.runs()[1:], jobs, watch)
+        order = sorted(study.runs()[1:], key=lambda run: study.seeds.index(study.variant_of(run)[1]))
+        failed = _run(study, out, [run for run in order if fnmatch(run, only)], jobs, watch)
     return study, failed
 
 
@@ -91,11 +98,9 @@ def _start(out: Path, run: str, jobs: int, slot: int) -> "subprocess.Popen[bytes
 
     (out / run).mkdir(parents=True, exist_ok=True)
     env = dict(os.environ)
-    if torch.cuda.is_available():
-        if torch.cuda.device_count() > 1:
-            env["CUDA_VISIBLE_DEVICES"] = str(slot % torch.cuda.device_count())
-    else:
-        env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
+    if torch.cuda.device_count() > 1:
+        env["CUDA_VISIBLE_DEVICES"] = str(slot % torch.cuda.device_count())
+    env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))  # else each takes all cores
     with (out / run / LOG).open("ab") as log:
         command = [sys.executable, "-m", "sage_rlvr.study.job", str(out), run]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env)
@@ -117,7 +122,10 @@ def status_of(out: Path, run: str) -> dict[str, Any]:
 
 def share_done(study: Study, out: Path) -> float:
     """How much of the study's work lies behind us, 0 to 1; a failed run counts as done."""
-    return sum(_share(study, run, status_of(out, run)) for run in study.runs()) / len(study.runs())
+    weights = dict.fromkeys(study.runs(), 1.0)
+    if not study.base.get("sft"):
+        weights["base"] = 0.1  # it is only sampled
+    return sum(w * _share(study, run, status_of(out, run)) for run, w in weights.items()) / sum(weights.values())
 
 
 def _share(study: Study, run: str, status: dict[str, Any]) -> float:

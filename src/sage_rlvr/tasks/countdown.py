@@ -10,6 +10,7 @@ import itertools
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -18,6 +19,8 @@ from sage_rlvr.tasks.registry import Problem, Source, Task, register_task
 
 _Drawn = tuple[list[int], int]  # numbers, target
 TEST_SHARE = 0.2  # of all (numbers, target) pairs
+FIVE, FRESH = "countdown-ltr-5", "countdown-ltr-fresh"
+USED = 1_000  # problems of countdown-ltr that a study may have looked at
 _ATTEMPTS = 2_000  # draws for one index before we say that the world is used up
 
 
@@ -73,6 +76,24 @@ def generate_ltr(
         "Evaluate strictly from left to right, with no precedence and no brackets. Answer with the expression alone."
     )
     return _problems("countdown-ltr", n, (seed, split, count, max_number, *targets), draw, question)
+
+
+def generate_ltr_five(n: int, seed: int = 0, split: str = "train") -> list[Problem]:
+    """countdown-ltr out of distribution: five numbers and targets of 100 to 199, as problems of a task of their own."""
+    made = generate_ltr(n, seed, split, count=5, targets=(100, 199))
+    return [replace(p, id=p.id.replace(p.task, FIVE, 1), task=FIVE) for p in made]
+
+
+def generate_ltr_fresh(n: int, seed: int = 0, split: str = "train") -> list[Problem]:
+    """countdown-ltr problems of another seed, none of them among the first 1,000 of ``seed`` in that split."""
+    known = {_key(p) for p in generate_ltr(USED, seed, split)}
+    made = generate_ltr(n + USED, seed + 10_000, split)
+    fresh = [p for p in made if _key(p) not in known][:n]
+    return [replace(p, id=p.id.replace(p.task, FRESH, 1), task=FRESH) for p in fresh]
+
+
+def _key(problem: Problem) -> tuple[tuple[int, ...], int]:
+    return tuple(sorted(problem.meta["numbers"])), problem.meta["target"]
 
 
 def generate_countdown(
@@ -172,7 +193,7 @@ register_task(
         generate=generate_countdown,
     )
 )
-register_task(
+_LTR = register_task(
     Task(
         name="countdown-ltr",
         description="reach a target with 4 digits and + − ×, read from left to right; every right answer is known",
@@ -181,5 +202,21 @@ register_task(
         licence="Apache-2.0 (made here)",
         splits=_HERE,
         generate=generate_ltr,
+    )
+)
+register_task(
+    replace(
+        _LTR,
+        name=FIVE,
+        description="countdown-ltr out of distribution: 5 digits, targets of 100 to 199",
+        generate=generate_ltr_five,
+    )
+)
+register_task(
+    replace(
+        _LTR,
+        name=FRESH,
+        description="countdown-ltr problems that no other study has seen: what a search found is confirmed on them",
+        generate=generate_ltr_fresh,
     )
 )

@@ -21,6 +21,7 @@ from sage_rlvr.tasks import (
     decontaminate,
     evaluation_problems,
     get_format,
+    get_task,
     keep_verifiable,
     load_task,
     make_scorer,
@@ -205,7 +206,8 @@ def build(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: s
 
 def problems(run: RunArguments) -> list[Problem]:
     """The training problems: those with a gold that can be judged, less the ones that repeat an evaluation problem."""
-    found = load_task(run.task, run.data_dir)
+    made_here = get_task(run.task).generate is not None  # as many as are asked for
+    found = load_task(run.task, run.data_dir, limit=run.rows if made_here else None)
     if run.decontaminate:
         against, missing = evaluation_problems(run.data_dir)
         against.pop(run.task, None)

@@ -1,0 +1,146 @@
+"""The miniature studies on one GPU, several runs side by side, in pieces as long as a machine can be had.
+
+    python benchmarks/gpu/mini_study.py run --study frontier --records results/gpu/frontier --jobs 16 --minutes 9
+    python benchmarks/gpu/mini_study.py run ... --only '*-s0'            # a piece of it
+    python benchmarks/gpu/mini_study.py show --records results/gpu/frontier --out build/frontier
+
+``run`` lays the records it finds into the study's folder, runs what is missing (seed by seed) until its minutes are over, and
+writes the records again: what was finished and the base, in two small files that another machine goes on from, and
+sessions.json, what each piece cost. Runs that were cut short go on in the same --out, and begin anew elsewhere.
+``show`` makes the study's tables, support metrics, training curves, frontiers and figures from the records alone; frontiers
+against each of --references.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from sage_rlvr.provenance import made_with
+from sage_rlvr.study import page
+from sage_rlvr.study.plan import Study, load_study, read_folder
+from sage_rlvr.study.records import RUNS, keep, pack, unpack
+from sage_rlvr.study.run import finished_runs, run_study, status_of
+from sage_rlvr.study.support import support_rows, training_curves
+
+SESSIONS = "sessions.json"
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRL_EXPERIMENTAL_SILENCE": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+class TimeUp(Exception):
+    """The minutes are over: what runs is told to write a checkpoint and end."""
+
+
+def run(args: argparse.Namespace) -> int:
+    os.environ |= {k: v for k, v in ENVIRONMENT.items() if k not in os.environ}
+    out, began = Path(args.out or f"runs/{load_study(args.study).name}"), time.monotonic()
+    to = Path(args.to or args.records)
+    known = unpack([args.records], out) if Path(args.records, RUNS).is_file() else []
+    print(f"{len(known)} finished runs taken from {args.records}", flush=True)
+    mps = start_mps() if args.mps else False
+    before = set(finished_runs(out)) if (out / "study.json").is_file() else set()
+    failed: list[str] = []
+    clock = Watch(began + 60 * args.minutes)
+    try:
+        _, failed = run_study(args.study, out, args.jobs, clock, args.only)
+    except TimeUp:
+        print(f"{args.minutes} minutes are over; the same command goes on", flush=True)
+    finally:
+        done = pack(out, to)
+        session = {
+            "wall_s": round(time.monotonic() - began, 1),
+            "jobs": args.jobs,
+            "mps": mps,
+            "only": args.only,
+            "finished": sorted(set(finished_runs(out)) - before),
+            "failed": {name: status_of(out, name).get("error", "no message") for name in failed},
+            **made_with(),
+        }
+        write_session(Path(args.records), to, session)
+        print(f"{done} of {len(read_folder(out).runs())} runs are done; records in {to}", flush=True)
+    return 1 if failed else 0
+
+
+class Watch:
+    """Says what changes, keeps the record of each run as it ends, and calls time."""
+
+    def __init__(self, end: float):
+        self.end, self.said, self.began = end, dict[str, str](), time.monotonic()
+
+    def __call__(self, study: Study, out: Path) -> None:
+        for name in study.runs():
+            status = status_of(out, name)
+            now = f"{status['state']} {status['stage']}".strip()
+            if status["state"] == "waiting" or self.said.get(name) == now:
+                continue
+            self.said[name] = now
+            print(f"{time.monotonic() - self.began:7.1f} s  {name}: {now}", flush=True)
+            if status["state"] == "done":
+                keep(out, name)
+        if time.monotonic() > self.end:
+            raise TimeUp
+
+
+def start_mps() -> bool:
+    """NVIDIA's service that lets several processes' kernels run at the same time; without it they take turns."""
+    found = shutil.which("nvidia-cuda-mps-control")
+    if found is None:
+        print("no nvidia-cuda-mps-control here: the runs take turns on the card", flush=True)
+        return False
+    return subprocess.run([found, "-d"], check=False).returncode == 0
+
+
+def write_session(records: Path, to: Path, session: dict) -> None:
+    earlier = json.loads((records / SESSIONS).read_text()) if (records / SESSIONS).is_file() else []
+    (to / SESSIONS).write_text(json.dumps([*earlier, session], indent=1) + "\n")
+
+
+def show(args: argparse.Namespace) -> int:
+    out = Path(args.out)
+    unpack([args.records], out)
+    page.show_table(out)
+    tasks = read_folder(out).evaluate["tasks"]
+    support = [row for task in tasks for row in support_rows(out, task)]
+    (out / "support.json").write_text(json.dumps(support, indent=1) + "\n")
+    (out / "curves.json").write_text(json.dumps(training_curves(out)) + "\n")
+    for reference in args.references:
+        for task in tasks:
+            page.show_frontier(out, reference, task)
+        for file in sorted(out.glob("frontier*.*")):
+            to = out / "against" / reference / file.name
+            to.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(to)
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["run", "show"])
+    parser.add_argument("--study", default="frontier", help="a study file or a packaged name")
+    parser.add_argument(
+        "--records", required=True, help="folder of the records: read, and written unless --to is given"
+    )
+    parser.add_argument("--to", help="run: folder the records are written to")
+    parser.add_argument("--out", help="the study's own folder (default: runs/NAME)")
+    parser.add_argument("--jobs", type=int, default=16)
+    parser.add_argument("--minutes", type=float, default=9.0, help="run: when to stop; packing takes some seconds more")
+    parser.add_argument("--only", default="*", help="run: a pattern of runs, as in '*-s0'")
+    parser.add_argument("--mps", action="store_true", help="run: start NVIDIA's multi-process service first")
+    parser.add_argument("--references", nargs="+", default=["grpo_k3", "grpo_k3plus", "grpo_k1"])
+    args = parser.parse_args()
+    if args.what == "show" and not args.out:
+        parser.error("show needs --out: a folder for the tables and figures")
+    return run(args) if args.what == "run" else show(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

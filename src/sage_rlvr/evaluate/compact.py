@@ -1,0 +1,96 @@
+"""A run's counts without its samples: which right solutions each problem got and how often, some 100 bytes a problem.
+
+A store keeps every completion; a study of hundreds of runs cannot. FOLDER/counts.json says as much as pass@k, distinct
+solutions, lost and gained problems and their intervals need, and ``counts_of`` reads it where a folder has no store. What it
+leaves out: the texts, the wrong answers (so no majority vote), and the order in which samples were drawn.
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.evaluate.counts import LENGTH, MISSING, RIGHT, WRONG, Counts, TaskCounts, counts_of, hash_of
+from sage_rlvr.store.samples import SampleStore
+
+COUNTS = "counts.json"
+VERSION = 1
+
+
+def compact(folder: str | Path) -> dict[str, Any]:
+    """The record of a run's folder, as JSON: task → problem → seed by seed [wrong, {right solution: times}, tokens]."""
+    if not Path(folder, "store.json").is_file() and Path(folder, COUNTS).is_file():
+        return json.loads(Path(folder, COUNTS).read_text(encoding="utf-8"))
+    counts, texts = counts_of(folder), _solutions(folder)
+    tasks = {name: _task(task, texts) for name, task in counts.tasks.items()}
+    about = {"run": counts.run, "model": counts.model, "settings": counts.settings, "notes": counts.notes}
+    return {"version": VERSION, **about, "tasks": tasks}
+
+
+def _solutions(folder: str | Path) -> dict[int, str]:
+    """hash → the solution it stands for."""
+    found: set[str] = set()
+    for batch in SampleStore(folder, readonly=True).scan(("solution",)):
+        found.update(batch.column("solution").unique().drop_null().to_pylist())
+    return {hash_of(text): text.strip() for text in found}
+
+
+def _task(task: TaskCounts, texts: dict[int, str]) -> dict[str, Any]:
+    def cell(p: int, s: int) -> list[Any]:
+        right = task.state[p, s] == RIGHT
+        times = Counter(texts.get(int(h), "") for h in task.solution[p, s][right])
+        return [int((task.state[p, s] == WRONG).sum()), dict(sorted(times.items())), int(task.tokens[p, s])]
+
+    cells = {name: [cell(p, s) for s in range(len(task.seeds))] for p, name in enumerate(task.problems)}
+    cut = int(((task.finish == LENGTH) & (task.state != MISSING)).sum())
+    return {"n": task.n, "seeds": task.seeds, "unverifiable": task.unverifiable, "truncated": cut, "problems": cells}
+
+
+# ---- and back ------------------------------------------------------------------------------------------------------
+
+
+def from_compact(record: dict[str, Any], folder: str | Path = "") -> Counts:
+    """Counts as ``counts_of`` gives them; a problem's right samples stand first."""
+    if record.get("version") != VERSION:
+        raise UserError(
+            f"{folder or 'the record'} is of version {record.get('version')} and this release reads {VERSION}."
+        )
+    tasks = {name: _arrays(name, task) for name, task in record["tasks"].items()}
+    notes = [*record["notes"], "counts without samples: majority votes and texts are not here"]
+    return Counts(str(folder), record["run"], record["model"], record["settings"], tasks, notes)
+
+
+def _arrays(name: str, task: dict[str, Any]) -> TaskCounts:
+    shape = (len(task["problems"]), len(task["seeds"]), task["n"])
+    state, finish = np.full(shape, MISSING, np.int8), np.zeros(shape, np.int8)
+    solution, tokens = np.zeros(shape, np.uint64), np.zeros(shape[:2], np.int64)
+    for p, cells in enumerate(task["problems"].values()):
+        for s, (wrong, times, total) in enumerate(cells):
+            hashes = [hash_of(text) if text else 0 for text, k in times.items() for _ in range(k)]
+            solution[p, s, : len(hashes)] = hashes
+            state[p, s, : len(hashes)] = RIGHT
+            state[p, s, len(hashes) : len(hashes) + wrong] = WRONG
+            tokens[p, s] = total
+    return TaskCounts(
+        name,
+        list(task["problems"]),
+        task["seeds"],
+        task["n"],
+        state=state,
+        finish=finish,
+        answer=solution.copy(),
+        solution=solution,
+        tokens=tokens,
+        unverifiable=task["unverifiable"],
+    )
+
+
+def read_compact(folder: str | Path) -> Counts | None:
+    """What counts_of asks first; None where the folder has a store, or nothing of ours."""
+    path = Path(folder, COUNTS)
+    if Path(folder, "store.json").is_file() or not path.is_file():
+        return None
+    return from_compact(json.loads(path.read_text(encoding="utf-8")), folder)

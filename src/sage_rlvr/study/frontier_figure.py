@@ -1,0 +1,108 @@
+"""Frontiers drawn: a panel for each swept family beside the reference, one for the arms with a single setting."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sage_rlvr.evaluate.counts import counts_of
+from sage_rlvr.metrics import pass_at_k
+from sage_rlvr.report.style import INK, MARK, Figure, legend, line, panels, save
+from sage_rlvr.study.frontier import Frontier, best
+from sage_rlvr.study.matched import Matched
+from sage_rlvr.study.run import finished_runs
+
+COLUMNS = 4
+GREY = "#8a8a8a"
+
+
+def draw_frontier(
+    path: str | Path,
+    points: Sequence[Matched],
+    found: Sequence[Frontier],
+    reference: str,
+    n: int,
+    base: tuple[float, float] | None = None,
+) -> Figure:
+    """pass@1 across, pass@n up, 95% intervals over problems and seeds; ``base`` is (pass@1, pass@n) before RL."""
+    families = {f: [p for p in points if p.family == f] for f in dict.fromkeys(p.family for p in points)}
+    swept = [f for f, own in families.items() if len(own) > 1 and f != reference]
+    single = [p for own in families.values() if len(own) == 1 for p in own if p.family != reference]
+    titles: list[str | None] = [*swept, *([None] if single or not swept else [])]
+    columns = min(COLUMNS, len(titles))
+    with panels(columns, -(-len(titles) // columns), sharex=True, sharey=True) as (figure, axes):
+        for ax, family in zip(axes.flat, titles):
+            _family(ax, families[reference], GREY, "o", (-3, -8), reference)
+            if family is not None:
+                _family(ax, families[family], INK[1], "s", (3, 3), "the panel's own")
+            else:
+                _single(ax, single)
+            if base is not None:
+                ax.plot(*base, "*", color="black", ms=9, ls="none", label="base")
+            ax.set_title(family or "one setting each")
+        for ax in axes.flat[len(titles) :]:
+            ax.set_visible(False)
+        for ax in axes[-1]:
+            ax.set_xlabel("pass@1")
+        for ax in axes[:, 0]:
+            ax.set_ylabel(f"pass@{n}")
+        legend(figure, axes)
+        return save(figure, path, _said(found, reference, n))
+
+
+def _family(
+    ax: Any, points: Sequence[Matched], colour: str, marker: str, beside: tuple[float, float], label: str
+) -> None:
+    """Its points with their settings, and the line through those that no other one of it beats."""
+    x, y = (np.array([getattr(p, which).mean for p in points]) for which in ("pass_1", "pass_n"))
+    _cross(ax, points, {"color": colour, "marker": marker, "ms": 3.5}, label)
+    keep = np.flatnonzero(best(x, y))
+    order = keep[np.argsort(x[keep])]
+    ax.plot(x[order], y[order], color=colour, lw=1.4)
+    for p in points:
+        ax.annotate(_setting(p.variant), (p.pass_1.mean, p.pass_n.mean), beside, textcoords="offset points",
+                    ha="left" if beside[0] > 0 else "right", fontsize=6, color=colour)  # fmt: skip
+
+
+def _single(ax: Any, points: Sequence[Matched]) -> None:
+    for i, p in enumerate(points):
+        style = line(i + 2)
+        style.pop("ls"), style.pop("lw")
+        if i >= len(MARK) - 2:
+            style["mfc"] = "none"  # the second round of colours is hollow
+        _cross(ax, [p], style, p.variant)
+
+
+def _cross(ax: Any, points: Sequence[Matched], style: dict[str, Any], label: str) -> None:
+    def spread(which: str) -> tuple[list[float], np.ndarray]:
+        found = [getattr(p, which) for p in points]
+        sides = [[max(i.mean - i.low, 0.0) for i in found], [max(i.high - i.mean, 0.0) for i in found]]
+        return [i.mean for i in found], np.array(sides)
+
+    (x, across), (y, up) = spread("pass_1"), spread("pass_n")
+    ax.errorbar(x, y, up, across, ls="none", elinewidth=0.7, label=label, **style)
+
+
+def _setting(variant: str) -> str:
+    """What was swept, short: grpo+beta0.05 → 0.05."""
+    swept = variant.partition("+")[2]
+    return swept.lstrip("abcdefghijklmnopqrstuvwxyz_.")
+
+
+def _said(found: Sequence[Frontier], reference: str, n: int) -> str:
+    told = [f"{f.family} {f.gain.mean:+.3f} [{f.gain.low:+.3f}, {f.gain.high:+.3f}]" for f in found if f.gain]
+    gains = "; ".join(told) or "none shares a range of pass@1 with it"
+    return f"pass@{n} against pass@1 over each sweep, 95% intervals. Mean gain over {reference}: {gains}."
+
+
+def base_point(out: str | Path, task: str) -> tuple[int, tuple[float, float] | None]:
+    """n, and where the base stands: (pass@1, pass@n) over its whole problems; None where it is not done."""
+    done = finished_runs(out)
+    some = next(c for run in done if (c := counts_of(done[run]).tasks.get(task)) is not None)
+    n = some.n * len(some.seeds)
+    base = counts_of(done["base"]).tasks.get(task) if "base" in done else None
+    if base is None or not (base := base.at_least(n)).problems:
+        return n, None
+    one, many = (float(pass_at_k(base.totals, base.rights, k).mean()) for k in (1, n))
+    return n, (one, many)

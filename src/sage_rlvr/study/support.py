@@ -1,0 +1,66 @@
+"""What a study says beside pass@k: who keeps and who finds problems against the base, and how each variant got there."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sage_rlvr.evaluate.counts import TaskCounts, counts_of
+from sage_rlvr.metrics import support_metrics
+from sage_rlvr.study.plan import read_folder
+from sage_rlvr.study.run import finished_runs
+from sage_rlvr.study.table import common_problems
+
+RATIOS = ("SRR", "NDR", "SDS", "NSCR")
+
+
+def support_rows(out: str | Path, task: str) -> list[dict[str, Any]]:
+    """A row a variant: P, E, S, O and their ratios at the full budget, means over seeds with their spread; no base, no rows."""
+    study, done = read_folder(out), finished_runs(out)
+    counts = {run: c for run, f in done.items() if (c := counts_of(f).tasks.get(task)) is not None}
+    if "base" not in counts:
+        return []
+    keep = common_problems(list(counts.values()))
+    base = _solved(counts.pop("base"), keep)
+    groups: dict[str, list[dict[str, float]]] = defaultdict(list)
+    for run, c in counts.items():
+        groups[study.variant_of(run)[0]].append(vars(support_metrics(base, _solved(c, keep))))
+    budget = next((c.n * len(c.seeds) for c in counts.values()), 0)
+    return [{"task": task, "variant": v, "budget": budget, "seeds": len(g)} | _means(g) for v, g in groups.items()]
+
+
+def _solved(counts: TaskCounts, problems: list[str]) -> np.ndarray:
+    return counts.only(problems).rights > 0
+
+
+def _means(seeds: list[dict[str, float]]) -> dict[str, Any]:
+    """Means over the seeds in which a ratio is defined; the spread over them for the ratios."""
+    found: dict[str, Any] = {}
+    for name in seeds[0]:
+        values = np.array([s[name] for s in seeds], dtype=float)
+        values = values[~np.isnan(values)]
+        found[name] = float(values.mean()) if len(values) else None
+        if name in RATIOS:
+            found[f"{name}_std"] = float(values.std(ddof=1)) if len(values) > 1 else None
+    return found
+
+
+def training_curves(out: str | Path) -> dict[str, dict[str, list[list[float]]]]:
+    """variant → what was logged → [step, mean over the finished seeds], for every number in their logs."""
+    study, curves = read_folder(out), defaultdict[str, dict[str, dict[int, list[float]]]](dict)
+    for run in finished_runs(out):
+        log = Path(out, run, "train", "log.jsonl")
+        if run == "base" or not log.is_file():
+            continue
+        for line in log.read_text(encoding="utf-8").splitlines():
+            entry = json.loads(line)
+            for name, value in entry.items():
+                if isinstance(value, int | float) and name not in ("step", "epoch"):
+                    at = curves[study.variant_of(run)[0]].setdefault(name, {})
+                    at.setdefault(entry["step"], []).append(value)
+    return {
+        variant: {name: [[step, float(np.mean(v))] for step, v in sorted(at.items())] for name, at in named.items()}
+        for variant, named in curves.items()
+    }

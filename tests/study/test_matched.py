@@ -1,0 +1,65 @@
+"""Points against the reference's frontier at the same pass@1, where the answer is known; and the figure of both."""
+
+import re
+
+import numpy as np
+import pytest
+
+from sage_rlvr.study.frontier import Point, frontiers
+from sage_rlvr.study.frontier_figure import draw_frontier
+from sage_rlvr.study.matched import matched
+
+
+def flat(variant, x, y, seeds=3, problems=8):
+    return Point(variant, np.full((seeds, problems), x), np.full((seeds, problems), y))
+
+
+FAMILIES = {
+    "grpo": [flat("grpo+beta0.1", 0.1, 0.9), flat("grpo+beta0.4", 0.3, 0.5), flat("grpo+beta0.2", 0.15, 0.2)],
+    "sage": [flat("sage+beta0.1", 0.2, 0.8), flat("sage+beta0.4", 0.4, 0.6)],
+    "alone": [flat("alone", 0.25, 0.5)],
+}
+
+
+def test_gains_at_the_same_pass_at_1():
+    gains = {m.variant: m.gain for m in matched(FAMILIES, "grpo", draws=20)}
+    assert gains["sage+beta0.1"] == pytest.approx((0.1, 0.1, 0.1))  # the frontier has 0.7 at 0.2
+    assert gains["alone"] == pytest.approx((-0.1, -0.1, -0.1))  # and 0.6 at 0.25
+    assert gains["sage+beta0.4"] is None, "GRPO never reaches 0.4: there is nothing to hold it against"
+    assert gains["grpo+beta0.1"] is None
+
+
+def test_the_interval_is_over_seeds_and_problems():
+    """Seeds that differ by ±0.1 in pass@n, 4 of them: a drawn mean has a spread of 0.1/√4."""
+    rng = np.random.default_rng(0)
+    seeds = np.array([-0.1, -0.1, 0.1, 0.1])[:, None]
+    point = Point("one", np.full((4, 50), 0.2), 0.7 + seeds + np.zeros((4, 50)))
+    skill = 0.2 * rng.standard_normal(50)
+    families = {"grpo": [flat("g1", 0.1, 0.9, problems=50), flat("g2", 0.3, 0.5, problems=50)], "one": [point]}
+    found = matched(families, "grpo", draws=4000)[-1]
+    assert found.gain.mean == pytest.approx(0, abs=1e-9)
+    assert (found.gain.high - found.gain.low) / (2 * 1.96) == pytest.approx(0.05, rel=0.15)
+    shared = {f: [Point(p.variant, p.x, p.y + skill) for p in points] for f, points in families.items()}
+    again = matched(shared, "grpo", draws=4000)[-1]
+    assert again.gain == pytest.approx(tuple(found.gain), abs=0.01), "what all share about a problem cancels"
+    assert again.pass_n.high - again.pass_n.low > found.pass_n.high - found.pass_n.low
+
+
+def test_the_figure_has_every_family_and_says_what_it_shows(tmp_path):
+    points, found = matched(FAMILIES, "grpo", draws=20), frontiers(FAMILIES, "grpo", draws=20)
+    made = draw_frontier(tmp_path / "frontier", points, found, "grpo", 256, (0.05, 0.95))
+    assert [f.name for f in made.files] == ["frontier.svg", "frontier.png"]
+    assert all(f.stat().st_size > 1000 for f in made.files)
+    assert re.search(r"sage \+0\.1\d\d \[", made.description)
+    assert "pass@256 against pass@1" in (tmp_path / "frontier.txt").read_text()
+    first = made.files[0].read_bytes()
+    draw_frontier(tmp_path / "frontier", points, found, "grpo", 256, (0.05, 0.95))
+    assert made.files[0].read_bytes() == first
+    text = made.files[0].read_text()
+    assert len(re.findall(r'id="axes_', text)) == 2, "one panel for sage, one for the arm alone"
+
+
+def test_a_figure_of_the_reference_alone(tmp_path):
+    only = {"grpo": FAMILIES["grpo"]}
+    draw_frontier(tmp_path / "f", matched(only, "grpo", draws=5), frontiers(only, "grpo", draws=5), "grpo", 8)
+    assert (tmp_path / "f.svg").is_file()

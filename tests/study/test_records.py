@@ -1,0 +1,164 @@
+"""Records: a study's counts without its samples, laid into another folder, give the same tables and go on from there."""
+
+import gzip
+import json
+import runpy
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sage_rlvr import UserError
+from sage_rlvr.evaluate.compact import compact, from_compact
+from sage_rlvr.evaluate.counts import counts_of
+from sage_rlvr.models import write_whole
+from sage_rlvr.study.frontier import read_families
+from sage_rlvr.study.job import STATUS, start_model
+from sage_rlvr.study.plan import Study, open_folder, read_folder
+from sage_rlvr.study.records import RUNS, pack, unpack
+from sage_rlvr.study.run import finished_runs, status_of
+from sage_rlvr.study.support import support_rows, training_curves
+from sage_rlvr.study.table import as_json, study_rows
+from tests.evaluate.runs import make_run
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "mini_study.py"
+VARIANTS = {"grpo+beta0.1": {"beta": 0.1}, "grpo+beta0.4": {"beta": 0.4}, "sage+beta0.1": {}, "sage+beta0.4": {}}
+PROBLEMS = [f"p{i}" for i in range(12)]
+
+
+def study(seeds=(0, 1), variants=VARIANTS):
+    parts = {"base": {"model_name_or_path": "m"}, "train": {"max_steps": 3}, "evaluate": {"tasks": ["t"], "n": 8}}
+    return Study("small", variants=dict(variants), seeds=list(seeds), **parts)
+
+
+def finish(out, run, rng, rate):
+    """As a run that is done leaves it: a store, a training log, a status."""
+    words = {p: ["".join(rng.choice(list("10xt"), 8, p=[rate, 0.8 - rate, 0.1, 0.1]))] for p in PROBLEMS}
+    make_run(out / run / "eval", {"t": words}, solutions=True)
+    (out / run / "train").mkdir()
+    (out / run / "train" / "log.jsonl").write_text('{"step": 1, "loss": 0.5, "reward": 0.25}\n')
+    now = {"state": "done", "stage": "eval", "pid": 1, "started": 10.0, "updated": 70.0, "model": "x"}
+    write_whole(out / run / STATUS, json.dumps(now))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    out, rng = tmp_path / "study", np.random.default_rng(0)
+    open_folder(study(), out)
+    finish(out, "base", rng, 0.1)
+    model = out / "base" / "sft" / "model"
+    (model / "checkpoint-5").mkdir(parents=True)
+    for name in ("config.json", "model.safetensors", "optimizer.pt", "checkpoint-5/model.safetensors"):
+        (model / name).write_text(name)
+    write_whole(out / "base" / "start.json", json.dumps({"model": str(model)}))
+    for i, run in enumerate(study().runs()[1:-1]):  # the last one is not done
+        finish(out, run, rng, 0.2 + 0.05 * i)
+    return out
+
+
+def test_a_compact_run_counts_the_same(tmp_path):
+    words = {"a": ["11x0", "1t.1"], "b": ["0000", "hhhh"], "c": ["l?10", "1111"], "d": ["....", "0xxx"]}
+    store = make_run(tmp_path / "eval", {"t": words}, solutions=True)
+    record = json.loads(json.dumps(compact(store)))
+    there, back = counts_of(store).tasks["t"], from_compact(record).tasks["t"]
+    assert (there.problems, there.seeds, there.n, there.unverifiable) == (
+        back.problems, back.seeds, back.n, back.unverifiable,
+    )  # fmt: skip
+    for name in ("rights", "totals", "whole", "tokens"):
+        assert np.array_equal(getattr(there, name), getattr(back, name)), name
+    assert record["tasks"]["t"]["problems"]["a"] == [[2, {"s0": 1, "s1": 1}, 46], [1, {"s0": 2}, 34]]
+    assert record["tasks"]["t"]["truncated"] == 1
+    for p in range(len(there.problems)):  # distinct right solutions, by name
+        assert set(there.solution[p][there.state[p] == 2]) == set(back.solution[p][back.state[p] == 2])
+    with pytest.raises(UserError, match="is of version 9"):
+        from_compact(record | {"version": 9})
+
+
+def test_another_folder_gives_the_same_tables(folder, tmp_path):
+    assert pack(folder, tmp_path / "records") == 8
+    new = unpack([tmp_path / "records"], tmp_path / "there")
+    assert new == list(finished_runs(folder)) == list(finished_runs(tmp_path / "there"))
+    assert as_json(study_rows(tmp_path / "there")) == as_json(study_rows(folder))
+    for family, points in read_families(folder, "t").items():
+        for p, q in zip(points, read_families(tmp_path / "there", "t")[family], strict=True):
+            assert np.array_equal(p.x, q.x)
+            assert np.array_equal(p.y, q.y)
+    there = status_of(tmp_path / "there", "base")
+    assert (there["started"], there["updated"], there["reward"]) == (10.0, 70.0, 0.25)
+
+
+def test_the_base_travels_without_what_only_training_needs(folder, tmp_path):
+    pack(folder, tmp_path / "records")
+    unpack([tmp_path / "records"], tmp_path / "there")
+    model = Path(start_model(tmp_path / "there"))
+    assert model.parent == tmp_path / "there" / "base"
+    assert {f.name: f.read_text() for f in model.iterdir()} == {
+        "config.json": "config.json",
+        "model.safetensors": "model.safetensors",
+    }
+
+
+def test_records_add_up_and_come_back_as_they_were(folder, tmp_path):
+    pack(folder, tmp_path / "first")
+    unpack([tmp_path / "first"], tmp_path / "there")
+    finish(tmp_path / "there", "sage+beta0.4-s1", np.random.default_rng(1), 0.3)
+    assert pack(tmp_path / "there", tmp_path / "second") == 9
+    first, second = (gzip.decompress((tmp_path / f / RUNS).read_bytes()).splitlines() for f in ("first", "second"))
+    assert second[:-1] == first
+    assert unpack([tmp_path / "second"], folder) == ["sage+beta0.4-s1"], "what is done here stays"
+    time.sleep(0.01)
+    pack(tmp_path / "there", tmp_path / "third")
+    assert (tmp_path / "third" / RUNS).read_bytes() == (tmp_path / "second" / RUNS).read_bytes()
+
+
+def test_a_study_that_has_grown_takes_the_records_of_its_smaller_self(folder, tmp_path):
+    pack(folder, tmp_path / "records")
+    grown = study(seeds=(0, 1, 2), variants=VARIANTS | {"more": {}})
+    open_folder(grown, tmp_path / "there")
+    unpack([tmp_path / "records"], tmp_path / "there")
+    assert read_folder(tmp_path / "there") == grown
+    assert len(finished_runs(tmp_path / "there")) == 8
+    open_folder(study(variants={"other": {}}), tmp_path / "stranger")
+    with pytest.raises(UserError, match="holds a study whose variants differs"):
+        open_folder(study(variants=VARIANTS | {"sage+beta0.1": {"beta": 1}}), tmp_path / "there")
+    with pytest.raises(UserError, match="holds no records of a study"):
+        unpack([tmp_path / "there"], tmp_path / "x")
+
+
+def test_support_and_curves(folder):
+    rows = {r["variant"]: r for r in support_rows(folder, "t")}
+    assert list(rows) == list(VARIANTS)
+    base = counts_of(folder / "base" / "eval").tasks["t"].rights > 0
+    kept, lost, found = [], [], []
+    for seed in (0, 1):
+        now = counts_of(folder / f"grpo+beta0.1-s{seed}" / "eval").tasks["t"].rights > 0
+        kept.append(sum(base & now))
+        lost.append(sum(base & ~now))
+        found.append(sum(now & ~base))
+    row = rows["grpo+beta0.1"]
+    assert (row["seeds"], row["budget"], rows["sage+beta0.4"]["seeds"]) == (2, 8, 1)
+    assert [row["P"], row["S"], row["E"]] == [np.mean(kept), np.mean(lost), np.mean(found)]
+    assert row["SRR"] == pytest.approx(np.mean([k / (k + s) for k, s in zip(kept, lost)]))
+    (folder / "grpo+beta0.1-s1" / "train" / "log.jsonl").write_text('{"step": 1, "reward": 0.75, "x": null}\n')
+    curves = training_curves(folder)
+    assert curves["grpo+beta0.1"]["reward"] == [[1, 0.5]]
+    assert curves["sage+beta0.1"]["loss"] == [[1, 0.5]]
+
+
+def test_the_script_shows_what_the_records_hold(folder, tmp_path, monkeypatch, capsys):
+    pack(folder, tmp_path / "records")
+    argv = ["mini_study.py", "show", "--records", str(tmp_path / "records"), "--out", str(tmp_path / "shown")]
+    monkeypatch.setattr(sys, "argv", [*argv, "--references", "grpo"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert end.value.code == 0
+    made = {f.name for f in (tmp_path / "shown" / "against" / "grpo").iterdir()}
+    assert {"frontier.json", "frontier_points.json", "frontier.svg", "frontier.png"} <= made
+    points = json.loads((tmp_path / "shown" / "against" / "grpo" / "frontier_points.json").read_text())
+    assert [p["variant"] for p in points["points"]] == list(VARIANTS)
+    assert points["n"] == 8
+    assert json.loads((tmp_path / "shown" / "curves.json").read_text())["sage+beta0.1"]["reward"] == [[1, 0.25]]
+    assert len(json.loads((tmp_path / "shown" / "support.json").read_text())) == 4
+    assert "table.md" in capsys.readouterr().out
