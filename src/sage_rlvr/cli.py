@@ -255,6 +255,17 @@ def _plan(args: argparse.Namespace) -> None:
     show_plan(args.argv)
 
 
+def _bench_flags(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--out", help="also write the table as JSON, with machine and versions")
+    p.add_argument("--quick", action="store_true", help="small sizes, seconds: to see that it runs, not to measure")
+
+
+def _bench(args: argparse.Namespace) -> None:
+    from sage_rlvr.doctor.bench import run_bench
+
+    run_bench(args.out, args.quick)
+
+
 # ---- the demo ------------------------------------------------------------------------------------------------------
 
 
@@ -360,6 +371,12 @@ VERBS = {
         "sage-rlvr plan --config recipes/branch.yaml --gpu h200",
         None,
         _plan,
+    ),
+    "bench": Verb(
+        "time the pieces of a training step on this machine: guides, head, verifier, the step, packing",
+        "sage-rlvr bench --out bench.json",
+        _bench_flags,
+        _bench,
     ),
     "lab": Verb(
         "check the theory by exact enumeration: which solution each estimator reaches",

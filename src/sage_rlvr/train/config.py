@@ -10,6 +10,11 @@ from sage_rlvr.anchor import ESTIMATORS, Guide, make_guide
 from sage_rlvr.anchor.penalty import CREDITS
 from sage_rlvr.errors import UserError
 
+# what a loss type divides by: rows of the batch it sees, counted tokens of it, or the rollout batch's tokens
+WEIGHTS = {
+    "grpo": "rows", "sapo": "rows", "luspo": "rows", "dr_grpo": "rows", "bnpo": "tokens",
+    "dapo": "batch", "cispo": "batch", "vespo": "batch",
+}  # fmt: skip
 PROVIDED = frozenset({"entropies", "ref_entropies"})  # optional signals a training run can compute
 BIAS_CORRECTION = {"k3": False, "k3+": True}  # TRL's use_bias_correction_kl; the other estimators bypass TRL's KL
 
@@ -69,6 +74,22 @@ class SAGEConfig(GRPOConfig):
             "frozen. False, and models it does not cover, keep TRL's fused head, bit for bit."
         },
     )
+    tokens_per_microbatch: int | None = field(
+        default=None,
+        metadata={
+            "help": "Padded tokens (rows × longest prompt + completion) that one forward and backward may hold. A slice of "
+            "per_device_train_batch_size rollouts is sorted by length and cut to it; loss and gradient stay the slice's. "
+            "Unset: TRL's way, the whole slice at once, bit for bit."
+        },
+    )
+    skip_zero_advantage: bool = field(
+        default=True,
+        metadata={
+            "help": "With tokens_per_microbatch: rows that add nothing to the gradient are not run. Those without a counted "
+            "token; and those with advantage 0 where the penalty is not in the loss (beta=0, or k1-reward) and there is no "
+            "entropy bonus. Normalisers count them; entropy, kl and clip ratios are then over the rows that ran."
+        },
+    )
     stop_strings: list[str] | None = field(
         default=None,
         metadata={
@@ -100,6 +121,8 @@ class SAGEConfig(GRPOConfig):
             raise UserError(f"{unused} is set but guide='none': name a guide, or leave {unused} out.")
         self._check_credit()
         self._check_rollouts()
+        if self.tokens_per_microbatch is not None:
+            self._check_micro_batches()
 
     def make_guide(self) -> Guide | None:
         """A new guide as configured; None for 'none'."""
@@ -196,6 +219,24 @@ class SAGEConfig(GRPOConfig):
         if self.anchor_estimator == "k1-reward" and self.beta == 0:
             raise UserError(
                 "anchor_estimator='k1-reward' with beta=0 adds nothing: set beta above 0, or leave it at 'k3'."
+            )
+
+    def _check_micro_batches(self) -> None:
+        if self.tokens_per_microbatch < 1:  # type: ignore[operator]
+            raise UserError(
+                f"tokens_per_microbatch={self.tokens_per_microbatch} counts tokens: set 1 or more, such as 16384."
+            )
+        cannot = {  # what the whole slice decides together, or what counts backward passes
+            "top_entropy_quantile": self.top_entropy_quantile < 1.0,
+            "use_adaptive_entropy": self.use_adaptive_entropy,
+            "deepspeed": bool(self.deepspeed),
+            "optim": str(self.optim).endswith(("lomo", "LOMO")),
+            "loss_type": self.loss_type not in WEIGHTS,
+        }
+        for name in (name for name, found in cannot.items() if found):
+            raise UserError(
+                f"tokens_per_microbatch with {name}={getattr(self, name)!r} would not give the unsplit batch's gradient: "
+                f"leave one of them out."
             )
 
     def _check_rollouts(self) -> None:

@@ -8,6 +8,7 @@ Tests pin this to the installed TRL (tests/train/test_contract.py).
 
 import sys
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,13 @@ from trl.trainer.utils import add_fused_lm_head
 from sage_rlvr.anchor import Signals, anchor_penalty, anchor_reward
 from sage_rlvr.errors import UserError
 from sage_rlvr.head import Head, covers, in_place
-from sage_rlvr.train import measure, rollouts
+from sage_rlvr.train import measure, microbatches, packing, rollouts
 from sage_rlvr.train.callbacks import LogFile, ProgressLine, SaveOnSigterm, replace_progress
 from sage_rlvr.train.card import describe
 from sage_rlvr.train.checkpoint import ResumableSampler, last_complete, load_state, save_state
 from sage_rlvr.train.config import SAGEConfig
 from sage_rlvr.train.lens import IN_TRL, LossLens, RolloutLens
 from sage_rlvr.verify import extract_answer
-
-FORWARD_KWARGS = (  # what TRL's helper takes beside ids and mask, where a batch holds it
-    "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles", "image_sizes",
-    "token_type_ids", "mm_token_type_ids", "image_position_ids",
-)  # fmt: skip
 
 
 class SAGETrainer(GRPOTrainer):
@@ -66,15 +62,19 @@ class SAGETrainer(GRPOTrainer):
         self.guide_needs = frozenset(self.guide.needs) if self.guide is not None else frozenset()
         self.estimator = args.anchor_estimator
         self._lens: RolloutLens | LossLens | None = None
-        # slice of the rollout buffer → log q, where no sampling pass gave it: then a buffer ends with an optimizer step, so that
-        # no checkpoint falls inside it and none needs to hold this
-        self._held: dict[int, Tensor] = {}
+        # (slice of the rollout buffer, micro-batch of it) → log q, where no sampling pass gave it: then a buffer ends with an
+        # optimizer step, so that no checkpoint falls inside it and none needs to hold this
+        self._held: dict[tuple[int, int], Tensor] = {}
         self._stream: rollouts.PromptStream | None = None
         self._rewards: Tensor | None = None  # (W·B,) of the latest rollout batch
         self._finished: Tensor | None = None  # (B,)
         self._head: Head | None = None
+        self.found: list[microbatches.Found] | None = None  # what a slice in micro-batches measures at its end
+        self.over_budget_said = False
         super().__init__(model, reward_funcs, args, *rest, **more)
         self._head = self._make_head()
+        self.penalty_in_loss = (self.beta != 0 and self.estimator != "k1-reward") or self._entropy_bonus_enabled
+        microbatches.check(self)
         if self.ref_model is not None and "ref_entropies" in self.guide_needs:
             inner = self.accelerator.unwrap_model(self.ref_model)
             head = {"temperature": self.temperature, "cast_lm_head_to_fp32": args.cast_lm_head_to_fp32}
@@ -252,7 +252,7 @@ class SAGETrainer(GRPOTrainer):
             return inputs["sage_log_q"]
         if not (self.args.guide_hold and self.model.training):
             return self._log_q(inputs, logps, entropies, mask)
-        part = self._step % self.args.steps_per_generation
+        part = self._step % self.args.steps_per_generation, inputs.get("sage_part", 0)
         if part not in self._held:
             self._held[part] = self._log_q(inputs, logps, entropies, mask)
         return self._held[part]
@@ -283,7 +283,7 @@ class SAGETrainer(GRPOTrainer):
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
         attention = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
         size = self.args.per_device_train_batch_size if self.model.training else self.args.per_device_eval_batch_size
-        extra = {k: output[k] for k in FORWARD_KWARGS if k in output}
+        extra = {k: output[k] for k in packing.IMAGES if k in output}
         with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
             logps, entropies, _ = self._get_per_token_logps_and_entropies(
                 self.model,
@@ -318,12 +318,16 @@ class SAGETrainer(GRPOTrainer):
     # ---- the seam --------------------------------------------------------------------------------------------------
 
     def _get_per_token_logps_and_entropies(
-        self, model: Any, *args: Any, compute_entropy: bool = False, **kwargs: Any
+        self, model: Any, ids: Tensor, mask: Tensor, keep: int, *args: Any, compute_entropy: bool = False, **kwargs: Any
     ) -> Any:
-        lens = self._lens
+        lens, budget = self._lens, self.args.tokens_per_microbatch
         wanted = compute_entropy or (lens is not None and lens.wants_entropy(model))
+        run = partial(super()._get_per_token_logps_and_entropies, model, compute_entropy=wanted)
         with in_place(trl_utils, self._head):
-            out = super()._get_per_token_logps_and_entropies(model, *args, compute_entropy=wanted, **kwargs)
+            if budget is None or torch.is_grad_enabled() or any(kwargs.get(k) is not None for k in packing.IMAGES):
+                out = run(ids, mask, keep, *args, **kwargs)
+            else:
+                out = packing.packed_pass(run, ids, mask, keep, budget, self.accelerator)
         if lens is not None:
             lens.see(out[0], out[1])
         return out
@@ -338,6 +342,11 @@ class SAGETrainer(GRPOTrainer):
         if self.accelerator.is_main_process:
             print(f"sage: TRL's fused head computes the log-probs: {reason}.")
         return None
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+        if self.args.tokens_per_microbatch is None or not self.model.training:
+            return super().compute_loss(model, inputs, *args, **kwargs)
+        return microbatches.backward_by_parts(self, model, inputs)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         shaped = dict(inputs)  # buffered inputs are never changed
@@ -355,8 +364,12 @@ class SAGETrainer(GRPOTrainer):
             if not in_reward:
                 loss = loss + self.beta * self._aggregate(penalty, lens.mask, inputs)
         self.check_finite({"loss": loss.detach()[None, None]}, torch.ones(1, 1, device=loss.device))
+        found = (lens.logps, lens.entropies, lens.ref, lens.log_q, penalty, lens.mask)
+        if self.found is not None:
+            self.found.append(microbatches.counted(found))
+            return loss
         mode = "train" if self.model.training else "eval"
-        shown = measure.step(lens.logps, lens.entropies, lens.ref, lens.log_q, penalty, lens.mask, self.accelerator)
+        shown = measure.step(*found, self.accelerator)
         for name, value in shown.items():
             self._metrics[mode][name].append(value)
         return loss

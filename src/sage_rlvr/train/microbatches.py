@@ -1,0 +1,200 @@
+"""One slice of the rollout buffer, forward and backward in micro-batches; loss, gradient and metrics are the whole slice's.
+
+TRL's loss of a part is Σ over its rows or tokens ÷ the part's own normaliser. Times (the part's normaliser ÷ the slice's) the
+parts' losses add up to the slice's: rows ÷ rows for means over sequences, tokens ÷ tokens for means over tokens, 1 where the
+normaliser is the rollout batch's. ``WEIGHTS`` has it for every loss type of TRL 1.16.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from accelerate.utils import DistributedType
+from torch import Tensor
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.train import measure
+from sage_rlvr.train.config import WEIGHTS
+from sage_rlvr.train.packing import Lengths, cut, into, lengths, most_of, take
+
+LEAST, MOST = ("clip_ratio/low_min",), ("clip_ratio/high_max",)
+COLLECTIVES = ("gather", "gather_for_metrics", "reduce")
+
+
+def check(trainer: Any) -> None:
+    """What the config could not know: the model's own loss, and who counts backward passes."""
+    if trainer.args.tokens_per_microbatch is None:
+        return
+    if trainer.aux_loss_enabled:
+        raise UserError("tokens_per_microbatch with a router's load-balancing loss, which is no sum over micro-batches: set "
+                        "router_aux_loss_coef=0, or leave tokens_per_microbatch unset.")  # fmt: skip
+    if trainer.accelerator.distributed_type == DistributedType.DEEPSPEED:
+        raise UserError("tokens_per_microbatch does not work with DeepSpeed, whose engine counts backward passes: use DDP or "
+                        "FSDP, or leave it unset.")  # fmt: skip
+
+
+def backward_by_parts(trainer: Any, model: Any, inputs: dict[str, Any]) -> Tensor:
+    """The slice's loss. All parts but the last have had their backward; the caller's backward on the answer is the last one's."""
+    parts, sizes = parts_of(trainer, inputs)
+    tally = Tally(trainer, inputs)
+    before: Tensor | float = 0.0
+    for number, rows in enumerate(parts[:-1]):
+        with _quiet(trainer, model):
+            loss = tally.loss(model, take(inputs, rows, sizes) | {"sage_part": number}, rows)
+            trainer.accelerator.backward(loss)
+        before = before + loss.detach()
+        del loss  # its graph, before the next one is built
+    last = tally.loss(model, take(inputs, parts[-1], sizes) | {"sage_part": len(parts) - 1}, parts[-1])
+    tally.record(parts, sizes)
+    return last + before
+
+
+def parts_of(trainer: Any, inputs: dict[str, Any]) -> tuple[list[list[int]], Lengths]:
+    """Rows of each micro-batch, the same number of them on every rank; rows that weigh nothing are left out."""
+    sizes, budget = lengths(inputs["prompt_mask"], inputs["completion_mask"]), trainer.args.tokens_per_microbatch
+    everyone = range(len(inputs["completion_mask"]))
+    spare: list[int] = []
+    if trainer.args.skip_zero_advantage:
+        weighs = rows_that_weigh(inputs, trainer.penalty_in_loss).tolist()
+        spare = sorted((i for i in everyone if not weighs[i]), key=lambda i: -sizes.real([i]))
+        if len(spare) == len(everyone):
+            spare.pop()  # a backward pass needs a graph: the shortest row makes the cheapest one
+    rows = sorted(set(everyone) - set(spare))
+    parts = cut(sizes, rows, budget)
+    _say_over_budget(trainer, max(sizes.width([i]) for i in rows))
+    return into(parts, most_of(len(parts), trainer.accelerator), spare), sizes
+
+
+def _say_over_budget(trainer: Any, widest: int) -> None:
+    if widest > trainer.args.tokens_per_microbatch and not trainer.over_budget_said:
+        trainer.over_budget_said = True
+        print(
+            f"sage: a row of {widest} tokens is over tokens_per_microbatch={trainer.args.tokens_per_microbatch}: such rows "
+            "run one at a time."
+        )
+
+
+def rows_that_weigh(inputs: dict[str, Any], penalty_in_loss: bool) -> Tensor:
+    """(B,) False where a row adds nothing to loss or gradient: no counted token; or advantage 0 throughout, where the advantage
+    is all that the loss has."""
+    counted = _counted_mask(inputs)
+    weighs = counted.any(1)
+    if not penalty_in_loss:
+        advantages = inputs["advantages"]  # (B,) or (B, T)
+        weighs = weighs & ((advantages != 0) if advantages.dim() == 1 else ((advantages != 0) & counted).any(1))
+    return weighs
+
+
+def _counted_mask(inputs: dict[str, Any]) -> Tensor:
+    return (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
+
+
+@contextmanager
+def _quiet(trainer: Any, model: Any) -> Iterator[None]:
+    """Under DDP, gradients are exchanged once, with the last part. FSDP reduces each part's and keeps its share alone."""
+    ddp = trainer.accelerator.distributed_type in (DistributedType.MULTI_GPU, DistributedType.MULTI_CPU)
+    with trainer.accelerator.no_sync(model) if ddp else nullcontext():
+        yield
+
+
+Found = tuple[Tensor | None, ...]  # log-probs, entropies, reference, log q, penalty, mask: what measure.step takes
+
+
+def counted(found: Found) -> Found:
+    """The counted tokens of (B, T) tensors as (1, N), detached; the mask is the last of them."""
+    mask = found[-1].bool()  # type: ignore[union-attr]
+    return tuple(None if x is None else x.detach()[mask][None] for x in found)
+
+
+def joined(parts: list[Found]) -> Any:
+    return [None if column[0] is None else torch.cat(column, dim=1) for column in zip(*parts)]
+
+
+class Tally:
+    """Weighs the parts' losses, and makes one entry of their metrics: what the unsplit slice would have logged."""
+
+    def __init__(self, trainer: Any, inputs: dict[str, Any]):
+        self.trainer, self.rows = trainer, len(inputs["completion_mask"])
+        self.row_tokens: list[int] = _counted_mask(inputs).sum(1).tolist()
+        self.tokens = sum(self.row_tokens)
+        # one clip decision a sequence, so that TRL's mean is over rows
+        self.clips_rows = trainer.importance_sampling_level == "sequence" and inputs["advantages"].dim() == 1
+        self.seen: list[tuple[int, int, float, dict[str, float]]] = []  # rows, tokens, weight, metrics of each part
+        self.found: list[Found] = []  # per-token tensors of each part, for our own metrics
+
+    def loss(self, model: Any, part: dict[str, Any], which: list[int]) -> Tensor:
+        rows, tokens = len(which), sum(self.row_tokens[i] for i in which)
+        share = max(tokens, 1) / max(self.tokens, 1)  # of the counted tokens
+        weight = {"rows": rows / self.rows, "tokens": share, "batch": 1.0}[WEIGHTS[self.trainer.loss_type]]
+        # the entropy bonus is a mean over tokens whatever the loss type is
+        with self._alone() as metrics, self._entropy_coef(share / weight):
+            loss = self.trainer._compute_loss(model, part) * weight
+        self.seen.append((rows, tokens, weight, {name: values[-1] for name, values in metrics.items()}))
+        return loss
+
+    @contextmanager
+    def _entropy_coef(self, factor: float) -> Iterator[None]:
+        kept = self.trainer.entropy_coef
+        self.trainer.entropy_coef = kept * factor
+        try:
+            yield
+        finally:
+            self.trainer.entropy_coef = kept
+
+    @contextmanager
+    def _alone(self) -> Iterator[dict[str, list[float]]]:
+        """This part's metrics, of this rank: parts differ in rows between ranks, so none may be gathered one by one."""
+        trainer, accelerator = self.trainer, self.trainer.accelerator
+        metrics: dict[str, list[float]] = defaultdict(list)
+        kept, trainer._metrics["train"], trainer.found = trainer._metrics["train"], metrics, self.found
+        for name in COLLECTIVES:
+            setattr(accelerator, name, lambda tensor, *args, **kwargs: tensor)
+        try:
+            yield metrics
+        finally:
+            for name in COLLECTIVES:
+                delattr(accelerator, name)
+            trainer._metrics["train"], trainer.found = kept, None
+
+    def record(self, parts: list[list[int]], sizes: Lengths) -> None:
+        """Over the rows that ran. Means weighted as TRL weights them, by tokens or by rows; over all ranks."""
+        trainer, metrics = self.trainer, self.trainer._metrics["train"]
+        for name in self.seen[0][3]:
+            metrics[name].append(self._merged(name))
+        logps, entropies, ref, log_q, penalty, mask = joined(self.found)
+        shown = measure.step(logps, entropies, ref, log_q, penalty, mask, trainer.accelerator)
+        for name, value in shown.items():
+            metrics[name].append(value)
+        ran = sum(len(rows) for rows in parts)
+        real = sum(sizes.real(rows) for rows in parts)
+        ours = [len(parts), 1 - real / sizes.padded(parts), 1 - ran / self.rows]
+        names = ("sage/microbatches", "sage/padding", "sage/rows_skipped")
+        for name, value in zip(names, self._over_ranks(ours, "mean")):
+            metrics[name].append(value)
+
+    def _merged(self, name: str) -> float:
+        values = torch.tensor([found[name] for *_, found in self.seen], dtype=torch.float64)
+        if name == "entropy_coef":
+            return self.trainer.entropy_coef
+        if name == "policy_loss":
+            weights = torch.tensor([weight for _, _, weight, _ in self.seen], dtype=torch.float64)
+            return self._over_ranks([float((values * weights).sum())], "mean")[0]
+        if name in LEAST + MOST:
+            sign = -1 if name in LEAST else 1
+            known = (sign * values).nan_to_num(-torch.inf).max()
+            most = sign * self._over_ranks([float(known)], "max")[0]
+            return most if abs(most) != float("inf") else float("nan")
+        by_rows = name == "vespo/phi_seq_mean" or (name.startswith(("clip_", "cispo_")) and self.clips_rows)
+        counts = torch.tensor([rows if by_rows else tokens for rows, tokens, *_ in self.seen], dtype=torch.float64)
+        total, count = self._over_ranks([float((values * counts).sum()), float(counts.sum())], "sum")
+        return total / max(count, 1.0)
+
+    def _over_ranks(self, values: list[float], how: str) -> list[float]:
+        accelerator = self.trainer.accelerator
+        if accelerator.num_processes == 1:
+            return values
+        everyone = accelerator.gather(torch.tensor([values], device=accelerator.device))  # (W, values)
+        reduced = {"sum": everyone.sum(0), "mean": everyone.mean(0), "max": everyone.amax(0)}[how]
+        return reduced.tolist()

@@ -1,0 +1,139 @@
+"""Rows into micro-batches by length: each under a budget of padded tokens, each trimmed to its own longest row.
+
+A row is P prompt tokens, padded on the left, then C completion tokens, padded on the right. A micro-batch of n rows costs
+n·(longest P + longest C) tokens; a batch padded as a whole costs that for its longest row in every row.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sage_rlvr.errors import UserError
+
+PROMPT = (
+    "prompt_ids",
+    "prompt_mask",
+)  # (B, P), left-padded; whatever else is as wide as the completions is right-padded
+IMAGES = (
+    "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles", "image_sizes",
+    "token_type_ids", "mm_token_type_ids", "image_position_ids",
+)  # fmt: skip
+LEAST_COLUMNS = (
+    2  # a completion of one column reads as one value a sequence to TRL's metrics, and -0 columns as all of them
+)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    prompt: list[int]
+    completion: list[int]
+
+    def width(self, rows: Sequence[int]) -> int:
+        return max(self.prompt[i] for i in rows) + max(self.completion[i] for i in rows)
+
+    def padded(self, parts: Sequence[Sequence[int]]) -> int:
+        return sum(len(rows) * self.width(rows) for rows in parts)
+
+    def real(self, rows: Sequence[int]) -> int:
+        return sum(self.prompt[i] + self.completion[i] for i in rows)
+
+
+def lengths(prompt_mask: Tensor, completion_mask: Tensor) -> Lengths:
+    """Of each row, from masks (B, P) and (B, C): to the left of the first, to the right of the last, nothing is read."""
+    first = prompt_mask.bool().flip(1)  # the leftmost token counts, whatever lies between
+    return Lengths(_reach(first).tolist(), _reach(completion_mask.bool()).clamp(min=LEAST_COLUMNS).tolist())
+
+
+def _reach(mask: Tensor) -> Tensor:
+    """(B,) columns up to and including the last one that is set."""
+    if not mask.shape[1]:
+        return torch.zeros(len(mask), dtype=torch.long)
+    return (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(1)
+
+
+def cut(sizes: Lengths, rows: Sequence[int], budget: int) -> list[list[int]]:
+    """``rows`` longest first (the largest allocation is the first), as many to a part as fit the budget, one at the least."""
+    parts: list[list[int]] = []
+    prompt = completion = 0
+    for row in sorted(rows, key=lambda i: (-sizes.prompt[i] - sizes.completion[i], i)):
+        prompt, completion = max(prompt, sizes.prompt[row]), max(completion, sizes.completion[row])
+        if parts and (len(parts[-1]) + 1) * (prompt + completion) <= budget:
+            parts[-1].append(row)
+        else:
+            parts.append([row])
+            prompt, completion = sizes.prompt[row], sizes.completion[row]
+    return parts
+
+
+def into(parts: list[list[int]], count: int, spare: Sequence[int] = ()) -> list[list[int]]:
+    """``count`` parts or more: the one with most rows is halved until there are. With too few rows for that, ``spare`` ones
+    (left out because they weigh nothing) come back, one a part."""
+    parts, spare = [list(rows) for rows in parts], list(spare)
+    while len(parts) < count:
+        most = max(parts, key=len)
+        if len(most) == 1:
+            parts.append([spare.pop()])
+        else:
+            half = len(most) // 2
+            parts[parts.index(most)], new = most[:half], most[half:]
+            parts.append(new)
+    return parts
+
+
+def most_of(count: int, accelerator: Any) -> int:
+    """The largest ``count`` of all ranks: with as many passes on each, none waits for another (FSDP, DDP)."""
+    if accelerator.num_processes == 1:
+        return count
+    return int(accelerator.gather(torch.tensor([count], device=accelerator.device)).max())
+
+
+def take(inputs: dict[str, Any], rows: Sequence[int], sizes: Lengths) -> dict[str, Any]:
+    """``rows`` of a rollout batch, (n, …), without the columns that are padding in all of them. Scalars stay."""
+    held = [key for key in IMAGES if inputs.get(key) is not None]
+    if held:
+        raise UserError(f"tokens_per_microbatch splits text batches, and this one holds {held[0]!r}: leave it unset.")
+    left, right = max(sizes.prompt[i] for i in rows), max(sizes.completion[i] for i in rows)
+    index = torch.tensor(rows, device=inputs["completion_ids"].device)
+    columns = inputs["completion_ids"].shape[1]
+    out = {}
+    for key, value in inputs.items():
+        if isinstance(value, Tensor) and value.ndim:
+            value = value[index]
+            if key in PROMPT:
+                value = value[:, value.shape[1] - left :]
+            elif value.ndim == 2 and value.shape[1] == columns:
+                value = value[:, :right]
+        out[key] = value
+    return out
+
+
+Pass = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor | None, Any]]
+
+
+def packed_pass(
+    run: Pass, ids: Tensor, mask: Tensor, keep: int, budget: int, accelerator: Any
+) -> tuple[Tensor, Tensor | None, None]:
+    """``run(ids, mask, keep)`` → log-probs and entropies (B, keep), in micro-batches; without gradient. ids, mask (B, P + keep).
+
+    Positions that no part reaches are padding: 0, as TRL's head has them.
+    """
+    prompt = ids.shape[1] - keep
+    sizes = lengths(mask[:, :prompt], mask[:, prompt:])
+    parts = cut(sizes, range(len(ids)), budget)
+    parts = into(parts, most_of(len(parts), accelerator))
+    logps: Tensor | None = None
+    entropies: Tensor | None = None
+    for rows in parts:
+        left, right = max(sizes.prompt[i] for i in rows), min(keep, max(sizes.completion[i] for i in rows))
+        index, window = torch.tensor(rows, device=ids.device), slice(prompt - left, prompt + right)
+        part, entropy, _ = run(ids[index, window], mask[index, window], right)
+        logps = part.new_zeros(len(ids), keep) if logps is None else logps
+        logps[index, :right] = part
+        if entropy is not None:
+            entropies = entropy.new_zeros(len(ids), keep) if entropies is None else entropies
+            entropies[index, :right] = entropy
+    assert logps is not None
+    return logps, entropies, None

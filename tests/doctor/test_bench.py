@@ -1,0 +1,83 @@
+"""bench runs every part, and its JSON says on what; the replay counts what the trainer does; the GPU script runs small."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from sage_rlvr.doctor import bench, replay
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_bench_runs_every_part_and_writes_where(tmp_path, capsys):
+    bench.run_bench(str(tmp_path / "new" / "bench.json"), quick=True)
+    found = json.loads((tmp_path / "new" / "bench.json").read_text())
+    assert {row["part"] for row in found["rows"]} == {"guide", "head", "verifier", "step", "packing"}
+    assert all(row["value"] > 0 for row in found["rows"])
+    assert {"machine", "release", "commit", "libraries"} <= found["made_with"].keys()
+    assert found["quick"] is True
+    shown = capsys.readouterr().out
+    for word in ("tempered", "TRL's fused head", "completions/s", "branch ÷ off", "TRL's ÷ ours"):
+        assert word in shown
+
+
+def test_turns_give_each_its_own_median():
+    """A clock of ours: the first round does not count, the others alternate."""
+    calls: list[str] = []
+    found = bench.in_turns({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 3, "cpu")
+    assert calls == ["a", "b"] * 4
+    assert set(found) == {"a", "b"}
+
+
+def test_rollouts_spread_as_said():
+    drawn = replay.draw_rollouts(512, 1000, 5000, seed=3)
+    lengths = sorted(len(ids) for ids in drawn.completions)
+    assert 0.8 < lengths[256] / (1000 / 3) < 1.25  # the median of the log-normal
+    assert lengths[-1] == 1000
+    assert 0.02 < sum(n == 1000 for n in lengths) / 512 < 0.12  # P(z > ln 3 / 0.7) = 0.058
+    assert all(ids[-1] == 1 and min(ids[:-1]) >= 3 for ids in drawn.completions)
+    assert all(drawn.prompts[i] == drawn.prompts[i - i % 8] for i in range(512))
+    assert drawn.completions == replay.draw_rollouts(512, 1000, 5000, seed=3).completions
+
+
+def test_a_replay_counts_passes_and_padded_tokens():
+    from trl import GRPOConfig, GRPOTrainer
+
+    rollouts = replay.Rollouts([[5] * 4] * 16, [[7] * n + [1] for n in range(1, 17)])
+    options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "gradient_checkpointing": False}
+    made = replay.Replay(GRPOTrainer, GRPOConfig, bench.QUICK.shape, rollouts, "cpu", phases=True, **options)
+    found = made.run(2)
+    assert found["updates"] == 2
+    assert found["forward_passes"] == 4  # two for the reference, two for the update
+    assert found["padded_tokens"] == 2 * 16 * (4 + 17)
+    assert found["real_tokens"] == 16 * 4 + sum(range(2, 18))
+    phases = found["phases_ms"]
+    assert phases["reference"] + phases["verify"] <= phases["rollout, verify and reference"] <= phases["training step"]
+
+
+def script(monkeypatch, *args):
+    monkeypatch.setattr(sys, "argv", ["step.py", *args])
+    runpy.run_path(str(ROOT / "benchmarks/gpu/step.py"), run_name="__main__")
+
+
+def test_the_gpu_script_runs_small_and_keeps_other_parts(tmp_path, monkeypatch):
+    out = tmp_path / "step.json"
+    out.write_text(json.dumps({"d": {"kept": {"ms": 1.0}}}))
+    script(monkeypatch, "--tiny", "--parts", "a,b,c", "--out", str(out))
+    found = json.loads(out.read_text())
+    assert found["d"] == {"kept": {"ms": 1.0}}
+    branch = found["a"]["branch k3 against guide off"]
+    assert branch["passes_on"] == branch["passes_off"] > 0
+    assert found["b"]["verdict"]["speedup"] > 0
+    assert all("us_per_token" in row for row in found["c"].values())
+    assert found["measurement"] is False
+
+
+def test_the_gpu_script_refuses_a_part_it_does_not_have(tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        script(monkeypatch, "--tiny", "--parts", "a,x", "--out", str(tmp_path / "x.json"))
+    assert stopped.value.code == 2
+    assert "--parts a,x" in capsys.readouterr().err
