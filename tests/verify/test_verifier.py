@@ -244,9 +244,13 @@ def test_workers_end_when_their_owner_is_killed(words, sign):
 def test_ctrl_c():
     process, pids = start("hang", "wait")
     os.killpg(process.pid, signal.SIGINT)  # what a terminal does
-    _, errors = process.communicate(timeout=60)
+    try:
+        _, errors = process.communicate(timeout=30)
+        assert errors.count("Traceback") == 1
+    except subprocess.TimeoutExpired:  # Python drops an interrupt that hits a finalizer: a person presses again
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
     assert "KeyboardInterrupt" in errors
-    assert errors.count("Traceback") == 1
     assert gone(*pids)
 
 

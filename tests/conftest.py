@@ -1,0 +1,17 @@
+"""Order: what takes minutes first, so that two workers end together."""
+
+SLOW = (
+    "tests/study/",
+    "tests/train/test_launch",
+    "tests/train/test_fsdp",
+    "tests/train/",
+    "tests/verify/",
+    "tests/doctor/",
+)
+
+
+def pytest_collection_modifyitems(items):
+    def rank(item):
+        return next((i for i, part in enumerate(SLOW) if part in item.nodeid), len(SLOW))
+
+    items.sort(key=rank)  # stable: a file's tests stay together and in order
