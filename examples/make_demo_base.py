@@ -2,7 +2,7 @@
 
     python examples/make_demo_base.py runs/demo-base
 
-A Qwen2 over characters, 0.3M parameters, taught 8,000 countdown-ltr problems with one right answer each, skewed to the order
+A Qwen2 over characters, 0.45M parameters, taught 8,000 countdown-ltr problems with one right answer each, skewed to the order
 in which the numbers stand. Stopped before it memorises: it knows many right answers faintly, which is what RL can lose.
 """
 
