@@ -103,7 +103,10 @@ def _start(out: Path, run: str, jobs: int, slot: int) -> "subprocess.Popen[bytes
     env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))  # else each takes all cores
     with (out / run / LOG).open("ab") as log:
         command = [sys.executable, "-m", "sage_rlvr.study.job", str(out), run]
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env)
+        # a session of its own: a terminal's Ctrl-C reaches us alone, and we let the run write a checkpoint
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True
+        )
 
 
 # ---- where each run stands -----------------------------------------------------------------------------------------
