@@ -305,6 +305,10 @@ class BranchGuide(Guide):
         self.source = _choice("source", source, tuple(_SOURCES))
         self.needs = frozenset({_SOURCES[source]})
 
+    def tau(self, h: Tensor, mask: Tensor) -> Tensor | float:
+        """The entropy above which q grows, given the (B, T) entropies and which of them count."""
+        return self.threshold
+
     def log_q(self, s: Signals) -> Tensor:
         return (1 + _excess(s, self)).clamp(self.q_min, self.q_max).log()
 
@@ -324,8 +328,15 @@ class TemperedGuide(Guide):
         self.source = _choice("source", source, tuple(_SOURCES))
         self.needs = frozenset({_SOURCES[source]})
 
+    def tau(self, h: Tensor, mask: Tensor) -> Tensor | float:
+        """The entropy above which κ grows, given the (B, T) entropies and which of them count."""
+        return self.threshold
+
     def log_q(self, s: Signals) -> Tensor:
-        return _excess(s, self).clamp(max=self.kappa_max) * -s.ref_logps
+        return self.kappa(s) * -s.ref_logps
+
+    def kappa(self, s: Signals) -> Tensor:
+        return _excess(s, self).clamp(max=self.kappa_max)
 
 
 _SOURCES = {"policy": "entropies", "reference": "ref_entropies"}
@@ -333,20 +344,21 @@ _SOURCES = {"policy": "entropies", "reference": "ref_entropies"}
 
 def _excess(s: Signals, guide: BranchGuide | TemperedGuide) -> Tensor:
     """ρ·max(0, H − τ)."""
-    return guide.ratio * (getattr(s, _SOURCES[guide.source]) - guide.threshold).clamp(min=0)
+    h: Tensor = getattr(s, _SOURCES[guide.source])
+    return guide.ratio * (h - guide.tau(h, s.mask)).clamp(min=0)
 
 
 # ---- normalisation within a completion: (B, T) values and mask → (B, T) in [0, 1] ------------------------------------
 
 
 def _minmax(x: Tensor, mask: Tensor) -> Tensor:
-    low, high = _quantiles(x, mask, 0.05), _quantiles(x, mask, 0.95)
+    low, high = quantiles(x, mask, 0.05), quantiles(x, mask, 0.95)
     spread = high - low
     rel = (x - low) / torch.where(spread > 0, spread, 1.0)
     return torch.where(spread > 0, rel.clamp(0, 1), 0.0)
 
 
-def _quantiles(x: Tensor, mask: Tensor, p: float) -> Tensor:
+def quantiles(x: Tensor, mask: Tensor, p: float) -> Tensor:
     """(B, 1) p-quantile of each row's counted values, linear between order statistics; 0 for an empty row."""
     ordered = torch.where(mask, x, torch.inf).sort(-1).values
     count = mask.sum(-1, keepdim=True)

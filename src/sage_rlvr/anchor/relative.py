@@ -9,49 +9,29 @@ the same quantile; with guide_center="batch" it always sees the whole of a proce
 
 from torch import Tensor
 
-from sage_rlvr.anchor.guides import (
-    _SOURCES,
-    Guide,
-    Signals,
-    _check_clamp,
-    _choice,
-    _not_negative,
-    _quantiles,
-    register_guide,
-)
+from sage_rlvr.anchor.guides import BranchGuide, Signals, TemperedGuide, quantiles, register_guide
 from sage_rlvr.errors import UserError
 
 
-class _QuantileGate(Guide):
-    """ρ·max(0, H − τ), τ the batch's p-quantile of H."""
+def _batch_tau(h: Tensor, mask: Tensor, quantile: float) -> Tensor:
+    """(1, 1) the quantile over every counted token of the batch."""
+    return quantiles(h.reshape(1, -1), mask.reshape(1, -1), quantile)
 
-    past_only = False  # τ looks at every token of the batch, the later ones of this completion too
-    ratio: float
-    quantile: float
-    source: str
 
-    def _set_gate(self, ratio: float, quantile: float, source: str) -> None:
-        _not_negative(ratio=ratio)
-        if not 0 <= quantile < 1:
-            raise UserError(f"quantile={quantile} must lie in [0, 1): 0.8 gates the fifth of the tokens least certain.")
-        self.ratio, self.quantile = ratio, quantile
-        self.source = _choice("source", source, tuple(_SOURCES))
-        self.needs = frozenset({_SOURCES[source]})
-
-    def _excess(self, s: Signals) -> Tensor:
-        h: Tensor = getattr(s, _SOURCES[self.source])
-        threshold = _quantiles(h.reshape(1, -1), s.mask.reshape(1, -1), self.quantile)  # (1, 1)
-        return self.ratio * (h - threshold).clamp(min=0)
+def _share(quantile: float) -> float:
+    if not 0 <= quantile < 1:
+        raise UserError(f"quantile={quantile} must lie in [0, 1): 0.8 gates the fifth of the tokens least certain.")
+    return quantile
 
 
 @register_guide("branch-quantile")
-class BranchQuantileGuide(_QuantileGate):
+class BranchQuantileGuide(BranchGuide):
     """Eq. 11 with a relative gate: q = 1 + ρ·max(0, H − τ), τ the p-quantile of the batch's entropies.
 
     Like ``branch`` it depends on the state, not on the token: under k2 and k3+ its expected gradient is zero.
     """
 
-    token_dependent = False
+    past_only = False  # τ looks at every token of the batch, the later ones of this completion too
 
     def __init__(
         self,
@@ -61,21 +41,22 @@ class BranchQuantileGuide(_QuantileGate):
         q_max: float = 1.4,
         source: str = "policy",
     ):
-        _check_clamp(q_min, q_max)
-        self.q_min, self.q_max = q_min, q_max
-        self._set_gate(ratio, quantile, source)
+        super().__init__(ratio, q_min=q_min, q_max=q_max, source=source)
+        self.quantile = _share(quantile)
 
-    def log_q(self, s: Signals) -> Tensor:
-        return (1 + self._excess(s)).clamp(self.q_min, self.q_max).log()
+    def tau(self, h: Tensor, mask: Tensor) -> Tensor:
+        return _batch_tau(h, mask, self.quantile)
 
 
 @register_guide("tempered-quantile")
-class TemperedQuantileGuide(_QuantileGate):
+class TemperedQuantileGuide(TemperedGuide):
     """log q = κ·(−log π_ref(y_t)), κ = min(κ_max, ρ·max(0, H − τ)), τ the p-quantile of the batch's entropies.
 
     ``level``: log q = κ·(−log π_ref(y_t) − H_ref) instead, whose mean over π_ref's own choices is 0 in every state: to first
     order in κ it is π_ref^(1−κ) normalised, so that an uncertain state earns nothing for being one, nor length for being long.
     """
+
+    past_only = False
 
     def __init__(
         self,
@@ -85,16 +66,16 @@ class TemperedQuantileGuide(_QuantileGate):
         source: str = "policy",
         level: bool = False,
     ):
-        if not 0 < kappa_max <= 1:
-            raise UserError(f"kappa_max={kappa_max} must lie in (0, 1]: at 1 the anchor is flat, above it is inverted.")
-        self.kappa_max, self.level = kappa_max, level
-        self._set_gate(ratio, quantile, source)
+        super().__init__(ratio, kappa_max=kappa_max, source=source)
+        self.quantile, self.level = _share(quantile), level
         if level:
             self.needs |= {"ref_entropies"}
 
+    def tau(self, h: Tensor, mask: Tensor) -> Tensor:
+        return _batch_tau(h, mask, self.quantile)
+
     def log_q(self, s: Signals) -> Tensor:
-        surprisal = -s.ref_logps
-        if self.level:
-            assert s.ref_entropies is not None  # it is among the needs
-            surprisal = surprisal - s.ref_entropies
-        return self._excess(s).clamp(max=self.kappa_max) * surprisal
+        if not self.level:
+            return super().log_q(s)
+        assert s.ref_entropies is not None  # it is among the needs
+        return self.kappa(s) * (-s.ref_logps - s.ref_entropies)
