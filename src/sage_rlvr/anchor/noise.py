@@ -10,6 +10,11 @@ from torch import Tensor
 _STREAMS = 4  # independent numbers available per address
 
 
+def batch_seed(seed: int, rollout_batch: int) -> int:
+    """What a generator is seeded with, one a rollout batch; rows and columns address the noise within it."""
+    return (seed * 1_000_003 + rollout_batch) % 2**63
+
+
 def draw_key(generator: torch.Generator | None) -> int:
     """One 62-bit key from a torch generator (the global one if None): all the noise of one call follows from it."""
     device = generator.device if generator is not None else "cpu"

@@ -10,6 +10,7 @@ from sage_rlvr.doctor.architectures import architecture
 from sage_rlvr.errors import UserError
 from sage_rlvr.models import is_adapter
 from sage_rlvr.models.gguf import is_gguf
+from sage_rlvr.tasks.loading import local_files
 
 PROMPT_TOKENS = 300  # assumed where prompts cannot be tokenised here: the paper's system prompt and a contest problem
 STATES = {  # bytes of optimizer state a byte of fp32 weight; torch keeps its states in the weight's dtype
@@ -148,12 +149,3 @@ def prompt_tokens(run: Any, model: str) -> int | None:
 
 def _asked(tokenizer: Any, messages: list[dict[str, str]]) -> str:
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-
-
-def local_files(task: Any, data_dir: str | None) -> list[Path]:
-    """The files that load_task would read instead of the Hub."""
-    from sage_rlvr.tasks.loading import _data_dir, _file_of
-
-    folder = _data_dir(data_dir)
-    sources = task.splits.get(task.default_split, ())
-    return [path for source in sources if folder and (path := _file_of(source, folder))]

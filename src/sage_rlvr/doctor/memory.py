@@ -104,9 +104,8 @@ def _optimizer_copies(demand: Demand, weights: Weights, cuda: bool) -> list[Part
 def head_bytes(demand: Demand, cuda: bool, backward: bool) -> float:
     """TRL projects 4,096 positions on 32,768 tokens at a time and recomputes the tile in the backward pass."""
     text = demand.config.get_text_config()
-    tokens = demand.micro_batch * (
-        demand.completion if cuda else demand.length - 1
-    )  # the GPU's scores completions only
+    scored = demand.completion if cuda else demand.length - 1  # the GPU's scores completions only
+    tokens = demand.micro_batch * scored
     size = 2 if demand.autocast else demand.dtype.itemsize
     rows, columns = min(tokens, HEAD_TOKENS), min(text.vocab_size, HEAD_COLUMNS)
     tile = rows * HEAD_COLUMNS * size if cuda else rows * columns * 4 * CPU_TILES  # untouched pages cost a CPU nothing

@@ -14,8 +14,7 @@ from sage_rlvr.doctor.pace import Device, named_gpu, seconds_of, this_machine
 from sage_rlvr.errors import UserError
 from sage_rlvr.train.recipes import load_recipe
 from sage_rlvr.train.run import parse
-
-PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+from sage_rlvr.train.sft import PROJECTIONS
 
 
 @dataclass(frozen=True)
@@ -111,9 +110,8 @@ def disk_of(run: Any, args: Any, demand: Demand, memory: Memory) -> list[Part]:
     weights = memory.weights
     one = weights.trainable + (0 if args.save_only_model else optimizer_bytes(demand, weights))
     saves = _saves(args, demand.steps)
-    kept = (
-        min(saves, args.save_total_limit + 1) if args.save_total_limit else saves
-    )  # one more while the newest is written
+    limit = args.save_total_limit
+    kept = min(saves, limit + 1) if limit else saves  # one more while the newest is written
     parts = [
         Part("checkpoints", kept * one, f"{kept} of {one / 1e9:.2g} GB at {args.output_dir}"),
         Part("trained weights", weights.trainable, "the LoRA adapter" if demand.lora is not None else ""),
@@ -160,7 +158,7 @@ def _changes(demand: Demand, cuda: bool) -> list[tuple[str, Demand]]:
     if not demand.checkpointing:
         found.append(("--gradient_checkpointing true", replace(demand, checkpointing=True)))
     if demand.lora is None:
-        lora = LoraConfig(r=8, target_modules=PROJECTIONS, task_type="CAUSAL_LM")
+        lora = LoraConfig(r=8, target_modules=list(PROJECTIONS), task_type="CAUSAL_LM")
         flags = f"--use_peft true --lora_r 8 --lora_target_modules {' '.join(PROJECTIONS)}"
         found.append((flags, replace(demand, lora=lora)))
     elif demand.dtype == torch.float32 and demand.quantised is None:

@@ -12,6 +12,7 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.models import base_of, is_adapter, load_tokenizer
 from sage_rlvr.models.gguf import is_gguf
 from sage_rlvr.models.loading import check_folder, check_shapes, resolved
+from sage_rlvr.tasks.loading import local_files
 from sage_rlvr.tasks.registry import get_task
 from sage_rlvr.train import run as training
 from sage_rlvr.train import sft
@@ -57,7 +58,7 @@ def _asked(name: str, look: Any) -> Check:
 
 
 def _installed(args: Any) -> str:
-    training._check_installed(args)
+    training.check_installed(args)
     return "those that the config uses are there"
 
 
@@ -117,14 +118,12 @@ def adapter_fits(adapter: str, trusted: bool = False) -> str:
 
 
 def data_found(task: str, data_dir: str | None) -> str | Check:
-    from sage_rlvr.doctor.demand import local_files
-
     parts = [get_task(name) for name in get_task(task).parts or (task,)]
     if all(part.generate for part in parts):
         return "generated"
     files = [local_files(part, data_dir) for part in parts]
     if all(files):
-        return ", ".join(path.name for found in files for path in found)
+        return ", ".join(path.name for found in files for path in found.values())
     missing = next(part for part, found in zip(parts, files) if not found)
     stem = next((s.files[0] for split in missing.splits.values() for s in split if s.files), missing.name)
     return _from_hub(f"data of {task}", missing.hub, f"put {stem}.jsonl into data_dir", data=True)
@@ -153,7 +152,7 @@ def _sft_checks(run: Any, args: Any, model_args: Any) -> list[Check]:
 
 
 def _unclaimed(run: Any, args: Any, model_args: Any) -> str:
-    done = training._read_record(Path(args.output_dir), training._settings(run, args, model_args))
+    done = training.read_record(Path(args.output_dir), training.settings_of(run, args, model_args))
     return f"{args.output_dir}, {'finished already' if done else 'free or of this run'}"
 
 

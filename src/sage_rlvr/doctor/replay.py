@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from sage_rlvr.train.sft import PROJECTIONS
+
 GIB = 2**30
-TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class Replay:
             Dataset.from_dict({"prompt": ["1"] * len(rollouts.prompts)}),
             processing_class=character_tokenizer("0123456789"),
             rollout_func=self._given,
-            peft_config=LoraConfig(r=8, lora_alpha=16, target_modules=TARGETS),
+            peft_config=LoraConfig(r=8, lora_alpha=16, target_modules=list(PROJECTIONS)),
             callbacks=[self.watch],
         )
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)

@@ -11,9 +11,7 @@ from sage_rlvr.doctor.check import Check
 
 TESTED = "0.9.1"
 PLUGIN = "sage_rlvr.integrations.verl"
-UNDECLARED = (
-    "cachetools, uvicorn, fastapi"  # verl 0.9.1's V1 trainer imports them and its package does not ask for them
-)
+UNDECLARED = "cachetools, uvicorn, fastapi"  # verl 0.9.1's V1 trainer imports them; its package does not ask for them
 
 # What runs in the fresh process: one JSON line at the end. No import of ours comes before verl's own.
 PROBE = """

@@ -192,9 +192,8 @@ def _result_cell(found: Sequence[Results], group: str, k: int, fact: paper.Value
 def _mean_of(estimates: Sequence[Any]) -> Any:
     from sage_rlvr.evaluate.results import Estimate
 
-    return Estimate(
-        float(np.mean([e.value for e in estimates]))
-    )  # no interval: the tasks beside them are not the paper's
+    # no interval: the tasks beside them are not the paper's
+    return Estimate(float(np.mean([e.value for e in estimates])))
 
 
 def patterns_table(runs: Runs, first: int = 16) -> Table:

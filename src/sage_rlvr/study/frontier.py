@@ -55,14 +55,14 @@ def best(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def frontiers(families: dict[str, list[Point]], reference: str, draws: int = DRAWS, seed: int = 0) -> list[Frontier]:
     if reference not in families:
         raise UserError(f"--reference {reference} is no family of this study; it has {', '.join(families)}.")
-    plain = {name: _means(points) for name, points in families.items()}
+    plain = {name: means(points) for name, points in families.items()}
     rng = np.random.default_rng(seed)
     problems = families[reference][0].x.shape[1]
     spans = {name: _shared(plain[reference], xy) for name, xy in plain.items()}
     drawn: dict[str, list[tuple[float, float]]] = {name: [] for name, span in spans.items() if span is not None}
     for _ in range(draws):
         weights = rng.multinomial(problems, np.full(problems, 1 / problems)) / problems
-        again = {name: _means(families[name], weights, rng) for name in drawn | {reference: []}}
+        again = {name: means(families[name], weights, rng) for name in drawn | {reference: []}}
         for name in drawn:
             span = spans[name]
             assert span is not None
@@ -70,7 +70,7 @@ def frontiers(families: dict[str, list[Point]], reference: str, draws: int = DRA
     return [_frontier(name, families[name], plain, spans[name], drawn.get(name), reference) for name in families]
 
 
-def _means(
+def means(
     points: list[Point], weights: np.ndarray | None = None, rng: np.random.Generator | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """(points,) pass@1 and pass@n: over all problems and seeds, or over a draw of both."""
@@ -84,18 +84,22 @@ def _means(
     return np.array(x), np.array(y)
 
 
+def ends(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Where the frontier begins and ends on the axis of pass@1."""
+    inside = x[best(x, y)]
+    return float(inside.min()), float(inside.max())
+
+
 def _shared(a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]) -> np.ndarray | None:
     """(GRID,) pass@1 from where both frontiers begin to where the first ends."""
-    ends = [(x[best(x, y)].min(), x[best(x, y)].max()) for x, y in (a, b)]
-    low, high = max(e[0] for e in ends), min(e[1] for e in ends)
+    (low_a, high_a), (low_b, high_b) = ends(*a), ends(*b)
+    low, high = max(low_a, low_b), min(high_a, high_b)
     return np.linspace(low, high, GRID) if high > low else None
 
 
 def _height(xy: tuple[np.ndarray, np.ndarray], span: np.ndarray) -> float:
     """Mean height over the span; a drawn frontier that ends inside of it goes on level from its last point."""
-    keep = best(*xy)
-    order = np.argsort(xy[0][keep])
-    return float(np.interp(span, xy[0][keep][order], xy[1][keep][order]).mean())
+    return float(frontier_at(*xy, span.clip(*ends(*xy))).mean())
 
 
 def _frontier(
@@ -111,13 +115,13 @@ def _frontier(
     if span is not None and drawn:
         own, theirs = _height(plain[name], span), _height(plain[reference], span)
         draws = np.array(drawn)
-        height = _interval(own, draws[:, 0])
-        gain = _interval(own - theirs, draws[:, 0] - draws[:, 1]) if name != reference else None
+        height = interval(own, draws[:, 0])
+        gain = interval(own - theirs, draws[:, 0] - draws[:, 1]) if name != reference else None
     where = {p.variant: (float(a), float(b)) for p, a, b in zip(points, x, y)}
     return Frontier(name, where, [p.variant for p, on in zip(points, best(x, y)) if on], height, gain)
 
 
-def _interval(mean: float, draws: np.ndarray, level: float = 0.95) -> Interval:
+def interval(mean: float, draws: np.ndarray, level: float = 0.95) -> Interval:
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
     return Interval(mean, float(low), float(high))
 

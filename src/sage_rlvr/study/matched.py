@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sage_rlvr.metrics import Interval
-from sage_rlvr.study.frontier import DRAWS, Point, _interval, _means, frontier_at
+from sage_rlvr.study.frontier import DRAWS, Point, ends, frontier_at, interval, means
 
 
 @dataclass(frozen=True)
@@ -26,30 +26,24 @@ class Matched:
 def matched(families: dict[str, list[Point]], reference: str, draws: int = DRAWS, seed: int = 0) -> list[Matched]:
     """Every point of every family. A drawn point that falls outside of the drawn frontier is held to its nearer end."""
     points = [(family, p) for family, found in families.items() for p in found]
-    plain, against = _means([p for _, p in points]), _means(families[reference])
+    plain, against = means([p for _, p in points]), means(families[reference])
     at = frontier_at(*against, plain[0])  # (points,) nan outside
     rng, problems = np.random.default_rng(seed), points[0][1].x.shape[1]
     xs, ys, gains = (np.empty((draws, len(points))) for _ in range(3))
     for i in range(draws):
         weights = rng.multinomial(problems, np.full(problems, 1 / problems)) / problems
-        xs[i], ys[i] = _means([p for _, p in points], weights, rng)
-        x, y = _means(families[reference], weights, rng)
-        gains[i] = ys[i] - frontier_at(x, y, xs[i].clip(*_ends(x, y)))
+        xs[i], ys[i] = means([p for _, p in points], weights, rng)
+        x, y = means(families[reference], weights, rng)
+        gains[i] = ys[i] - frontier_at(x, y, xs[i].clip(*ends(x, y)))
     return [
         Matched(
             family,
             p.variant,
             p.x.shape[0],
             problems,
-            _interval(float(plain[0][j]), xs[:, j]),
-            _interval(float(plain[1][j]), ys[:, j]),
-            None if family == reference or np.isnan(at[j]) else _interval(float(plain[1][j] - at[j]), gains[:, j]),
+            interval(float(plain[0][j]), xs[:, j]),
+            interval(float(plain[1][j]), ys[:, j]),
+            None if family == reference or np.isnan(at[j]) else interval(float(plain[1][j] - at[j]), gains[:, j]),
         )
         for j, (family, p) in enumerate(points)
     ]
-
-
-def _ends(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """From the likeliest to cover to the likeliest to be right: the frontier's two ends on the axis of pass@1."""
-    inside = x[~np.isnan(frontier_at(x, y, x))]
-    return float(inside.min()), float(inside.max())

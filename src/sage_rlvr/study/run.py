@@ -81,9 +81,8 @@ def _run(study: Study, out: Path, runs: list[str], jobs: int, watch: Callable[[S
                 watch(study, out)
             time.sleep(0.5)
     finally:
-        for (
-            process
-        ) in running.values():  # Ctrl-C: trainings write a checkpoint on SIGTERM, stores are whole at any moment
+        # Ctrl-C: trainings write a checkpoint on SIGTERM, stores are whole at any moment
+        for process in running.values():
             process.send_signal(signal.SIGTERM)
         for process in running.values():
             try:

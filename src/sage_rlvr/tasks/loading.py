@@ -58,7 +58,7 @@ def read_task(
         raise UserError(f"task {name!r} has no split {split!r}: it has {' and '.join(task.splits)}.")
     if task.generate:
         return Loaded(task.generate(limit or 1000, seed, split), origin=["generated"])
-    loaded = _from_sources(task, split, _data_dir(data_dir))
+    loaded = _from_sources(task, split, data_dir)
     loaded.problems = loaded.problems[:limit]
     return loaded
 
@@ -81,10 +81,15 @@ def _data_dir(given: str | Path | None) -> Path | None:
     return Path("data") if Path("data").is_dir() else None
 
 
-def _from_sources(task: Task, split: str, folder: Path | None) -> Loaded:
+def local_files(task: Task, data_dir: str | Path | None = None, split: str | None = None) -> dict[Source, Path]:
+    """The files that are read in place of the Hub, where there are any."""
+    folder, sources = _data_dir(data_dir), task.splits.get(split or task.default_split, ())
+    return {source: path for source in sources if folder and (path := _file_of(source, folder))}
+
+
+def _from_sources(task: Task, split: str, data_dir: str | Path | None) -> Loaded:
     """Files if the folder has any of the task's, the Hub if it has none: never a mixture of the two."""
-    sources = task.splits[split]
-    files = {source: path for source in sources if folder and (path := _file_of(source, folder))}
+    sources, folder, files = task.splits[split], _data_dir(data_dir), local_files(task, data_dir, split)
     out = Loaded([])
     for source in sources:
         if files and source not in files:

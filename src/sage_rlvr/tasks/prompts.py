@@ -64,9 +64,8 @@ register_format(
     )
 )
 register_format(PromptFormat(name="plain", fallback=True))
-register_format(
-    PromptFormat(name="symbols", user="{numbers}={target}:", fallback=True)
-)  # countdown for a model of characters
+# countdown for a model of characters
+register_format(PromptFormat(name="symbols", user="{numbers}={target}:", fallback=True))
 
 # A base model has no template: system prompt and answers end with EOS, the question stands by itself.
 _BASE_LAYOUT = (

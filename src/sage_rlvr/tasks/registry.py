@@ -53,9 +53,8 @@ class Task:
     answer: str = ""
     splits: Mapping[str, tuple[Source, ...]] = field(default_factory=dict)
     keep: Callable[[dict[str, Any]], bool] | None = None  # the filter
-    gold: Callable[[Any, dict[str, Any]], str | None] | None = (
-        None  # (the answer field, the row) → gold; None: not verifiable
-    )
+    # (the answer field, the row) → gold; None: not verifiable
+    gold: Callable[[Any, dict[str, Any]], str | None] | None = None
     needs: tuple[str, ...] = ()  # further fields that a row must have
     meta: tuple[str, ...] = ()  # fields carried along where a row has them
     parts: tuple[str, ...] = ()  # a union of other tasks

@@ -13,17 +13,12 @@ from torch import Tensor
 
 from sage_rlvr.errors import UserError
 
-PROMPT = (
-    "prompt_ids",
-    "prompt_mask",
-)  # (B, P), left-padded; whatever else is as wide as the completions is right-padded
+PROMPT = ("prompt_ids", "prompt_mask")  # (B, P), left-padded; what is as wide as the completions is right-padded
 IMAGES = (
     "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles", "image_sizes",
     "token_type_ids", "mm_token_type_ids", "image_position_ids",
 )  # fmt: skip
-LEAST_COLUMNS = (
-    2  # a completion of one column reads as one value a sequence to TRL's metrics, and -0 columns as all of them
-)
+LEAST_COLUMNS = 2  # one column reads as one value a sequence to TRL's metrics, and -0 columns as all of them
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ def train(argv: list[str]) -> Path:
         raise SystemExit(launch.launch(["train", *argv], config, processes))
     run, args, model_args = parse(argv)
     launch.check_joined(args.world_size, args.device)
-    _check_installed(args)
+    check_installed(args)
     start = _sft_stage(run, args, model_args) or model_args.model_name_or_path
     if not start:
         raise UserError("no model to train: give --model_name_or_path a Hub id, a folder or a .gguf file.")
@@ -147,8 +147,8 @@ def train(argv: list[str]) -> Path:
         print(f"max_steps=0: RL takes no step, the model is {start}")
         return Path(start)
     folder = Path(args.output_dir)
-    settings = _settings(run, args, model_args)
-    finished = _read_record(folder, settings)
+    settings = settings_of(run, args, model_args)
+    finished = read_record(folder, settings)
     if finished and run.resume:
         print(
             f"{folder} is finished; its weights are there (another output_dir starts a new run, --no_resume this one again)"
@@ -239,7 +239,7 @@ def _sft_stage(run: RunArguments, args: SAGEConfig, model_args: ModelConfig) -> 
     return sft.run_sft(stage, config)
 
 
-def _check_installed(args: SAGEConfig) -> None:
+def check_installed(args: SAGEConfig) -> None:
     optim = str(getattr(args.optim, "value", args.optim))
     if "8bit" in optim and find_spec("bitsandbytes") is None:
         raise UserError(f"optim={optim} needs bitsandbytes: pip install 'sage-rlvr[gpu]', or set --optim adamw_torch.")
@@ -250,12 +250,12 @@ def _check_installed(args: SAGEConfig) -> None:
 # ---- the record: what the folder was made with -------------------------------------------------------------------
 
 
-def _settings(run: RunArguments, args: SAGEConfig, model_args: ModelConfig) -> dict[str, Any]:
+def settings_of(run: RunArguments, args: SAGEConfig, model_args: ModelConfig) -> dict[str, Any]:
     everything = asdict(run) | args.to_dict() | asdict(model_args)
     return json.loads(json.dumps({k: v for k, v in sorted(everything.items()) if not _FREE.match(k)}, default=str))
 
 
-def _read_record(folder: Path, settings: dict[str, Any]) -> bool:
+def read_record(folder: Path, settings: dict[str, Any]) -> bool:
     """Whether the run in this folder is finished; other settings than its own are refused with the field that differs."""
     path = folder / RECORD
     if not path.is_file():

@@ -20,7 +20,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer import utils as trl_utils
 from trl.trainer.utils import add_fused_lm_head
 
-from sage_rlvr.anchor import Signals, anchor_penalty, anchor_reward
+from sage_rlvr.anchor import Signals, anchor_penalty, anchor_reward, noise
 from sage_rlvr.errors import UserError
 from sage_rlvr.head import Head, covers, in_place
 from sage_rlvr.train import measure, microbatches, packing, rollouts
@@ -230,7 +230,7 @@ class SAGETrainer(GRPOTrainer):
     # ---- the guide -------------------------------------------------------------------------------------------------
 
     def _signals(self, inputs: dict[str, Any], logps: Tensor, entropies: Tensor | None, mask: Tensor) -> Signals:
-        seed = self.args.seed * 1_000_003 + self._step // (self.args.steps_per_generation * self.num_iterations)
+        rollout_batch = self._step // (self.args.steps_per_generation * self.num_iterations)
         return Signals(
             logps=logps.detach(),
             ref_logps=inputs["ref_per_token_logps"],
@@ -239,7 +239,7 @@ class SAGETrainer(GRPOTrainer):
             ref_entropies=inputs.get("sage_ref_entropies"),
             step=self.state.global_step,
             max_steps=max(self.state.max_steps, 1),
-            generator=torch.Generator().manual_seed(seed % 2**63),  # one key a rollout batch; rows address within it
+            generator=torch.Generator().manual_seed(noise.batch_seed(self.args.seed, rollout_batch)),
             rows=inputs["sage_rows"],
         )
 

@@ -46,9 +46,8 @@ def main(control_fd: int, pool_pid: int, memory_mb: int, judge_path: str) -> Non
     poller = select.poll()
     poller.register(control, select.POLLIN)
     poller.register(wake_r, select.POLLIN)
-    while (
-        os.getppid() == pool_pid
-    ):  # looked at every second: a stray copy of the control socket could hold back its EOF
+    # Our parent is looked at every second: a stray copy of the control socket could hold back its EOF.
+    while os.getppid() == pool_pid:
         ready = {fd for fd, _ in poller.poll(1000)}
         if wake_r.fileno() in ready:
             wake_r.recv(4096)

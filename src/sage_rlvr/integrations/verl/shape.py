@@ -11,11 +11,6 @@ from sage_rlvr.errors import UserError
 PADDING_ROW = -1  # verl's synthetic rows count no token
 
 
-def noise_seed(seed: int, rollout_batch: int) -> int:
-    """One key a rollout batch, as in our trainer for TRL; rows and columns address the noise within it."""
-    return (seed * 1_000_003 + rollout_batch) % 2**63
-
-
 def log_q(
     guide: Guide, old: Tensor, ref: Tensor, mask: Tensor, entropies: Tensor | None, rows: Tensor | None, *,
     seed: int, step: int, max_steps: int, center: str = "none",

@@ -21,6 +21,7 @@ from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_to_nested
 
+from sage_rlvr.anchor import noise
 from sage_rlvr.errors import UserError
 from sage_rlvr.integrations.verl import MODE, loss, shape
 from sage_rlvr.integrations.verl.options import read_options
@@ -128,7 +129,7 @@ class SageTrainer(PPOTrainerSync):
         tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=data)
 
     def _key(self) -> int:
-        return shape.noise_seed(self.sage.seed, self.global_steps - 1)
+        return noise.batch_seed(self.sage.seed, self.global_steps - 1)
 
     def _optimizer_steps(self) -> tuple[int, int]:
         """(optimizer steps taken before this rollout batch, and in the whole run): verl counts rollout batches."""

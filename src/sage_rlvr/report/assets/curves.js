@@ -68,18 +68,10 @@ function passCurves() {
     el(
       "div",
       { class: "controls" },
-      choice(
-        "Measure",
-        [
-          ["pass", "pass@k"],
-          ["majority", "majority@k"],
-        ],
-        "pass",
-        (v) => {
-          state.metric = v;
-          all();
-        },
-      ),
+      measure((v) => {
+        state.metric = v;
+        all();
+      }),
       check("Intervals", true, (on) => {
         state.bands = on;
         all();

@@ -98,6 +98,15 @@ function choice(label, options, value, onpick) {
   );
 }
 
+/** Which score the charts and tables show. */
+function measure(onpick) {
+  const scores = [
+    ["pass", "pass@k"],
+    ["majority", "majority@k"],
+  ];
+  return choice("Measure", scores, "pass", onpick);
+}
+
 function select(label, options, value, onpick) {
   const box = el("select", { onchange: () => onpick(box.value) });
   box.replaceChildren(

@@ -36,18 +36,10 @@ function resultsTable() {
         state.view = v;
         draw();
       }),
-      choice(
-        "Measure",
-        [
-          ["pass", "pass@k"],
-          ["majority", "majority@k"],
-        ],
-        "pass",
-        (v) => {
-          state.metric = v;
-          draw();
-        },
-      ),
+      measure((v) => {
+        state.metric = v;
+        draw();
+      }),
       select(
         "k on the right",
         ks.filter((k) => k > 1 || ks.length === 1).map((k) => [k, k]),
