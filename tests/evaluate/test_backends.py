@@ -1,10 +1,12 @@
 """Backends against an independent loop, TRL's own log-probs, and merged weights."""
 
+import importlib
 import math
 import sys
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
@@ -296,8 +298,9 @@ class FakeEngine:
 
     def step(self):
         done, self.flying = self.flying[:3], self.flying[3:]
-        out = types.SimpleNamespace(token_ids=[5, 6], text="ab", finish_reason="stop", cumulative_logprob=-1.5)
-        return [types.SimpleNamespace(request_id=f"{n}-0af3", finished=True, outputs=[out]) for n, _ in reversed(done)]
+        out = types.SimpleNamespace(token_ids=[5, 6], text="ab", finish_reason="stop")
+        more = {"finished": True, "outputs": [out], "kv_transfer_params": {vllm_backend.LOGPROB: -1.5}}
+        return [types.SimpleNamespace(request_id=f"{n}-0af3", **more) for n, _ in reversed(done)]
 
     def abort_request(self, numbers):
         self.aborted = numbers
@@ -313,10 +316,7 @@ def fake_vllm(monkeypatch):
             vllm.made.append(kwargs)
             self.llm_engine = FakeEngine()
 
-    class SamplingParams(types.SimpleNamespace):
-        __struct_fields__ = ("flat_logprobs",)
-
-    vllm.LLM, vllm.SamplingParams = LLM, SamplingParams
+    vllm.LLM, vllm.SamplingParams = LLM, types.SimpleNamespace
     params = types.ModuleType("vllm.sampling_params")
     params.RequestOutputKind = types.SimpleNamespace(FINAL_ONLY="final")
     lora = types.ModuleType("vllm.lora.request")
@@ -342,6 +342,7 @@ def test_vllm_gets_our_settings(fake_vllm, tokenizer):
     assert made["max_lora_rank"] == 16
     assert made["enable_prefix_caching"] is True
     assert made["logprobs_mode"] == "processed_logprobs"
+    assert made["scheduler_cls"] == "sage_rlvr.evaluate.vllm_scheduler.SummingScheduler"
     assert (made["max_model_len"], made["trust_remote_code"]) == (100, False)
     _, prompt, params, lora = backend.engine.llm.llm_engine.seen[1]
     assert prompt == {"prompt_token_ids": list(rows[1].prompt)}
@@ -349,7 +350,7 @@ def test_vllm_gets_our_settings(fake_vllm, tokenizer):
     wanted = {
         "n": 1, "temperature": 0.3, "top_p": 0.95, "top_k": -1, "min_p": 0.01, "seed": rows[1].key, "max_tokens": 64,
         "stop": ["</SOLUTION>"], "include_stop_str_in_output": True, "stop_token_ids": [1, 7], "logprobs": 0,
-        "output_kind": "final", "flat_logprobs": True,
+        "output_kind": "final",
     }  # fmt: skip
     assert vars(params) == wanted
     assert (got[0].token_ids, got[0].text, got[0].finish, got[0].logprob) == ([5, 6], "ab", "stop", -1.5)
@@ -374,3 +375,66 @@ def test_vllm_is_left_clean_when_the_run_stops_early(fake_vllm, tokenizer, monke
 def test_vllm_refuses_a_rank_it_has_no_kernel_for(fake_vllm):
     with pytest.raises(UserError, match="rank 1024"):
         vllm_backend.VllmBackend(engine_settings(adapter="ad", adapter_rank=1024), ["0"])
+
+
+class Theirs:
+    """What our scheduler needs of vLLM's: two requests, a token a step; rows of a request it dropped are passed over."""
+
+    def __init__(self):
+        self.requests, self.seen = {"a": 0, "b": 0}, []
+
+    def update_from_output(self, scheduled, ran):
+        self.seen.append(ran.logprobs)
+        sent = [
+            types.SimpleNamespace(request_id=n, new_token_ids=scheduled[n], finished=False, kv_transfer_params=None)
+            for n in ran.req_id_to_index
+            if n in self.requests
+        ]
+        for output in sent:
+            output.finished = output.new_token_ids == [1]
+        return {0: types.SimpleNamespace(outputs=sent)}
+
+    def finish_requests(self, names, status):
+        self.requests = {n: r for n, r in self.requests.items() if n not in names}
+        return names
+
+
+@pytest.fixture
+def scheduler(fake_vllm, monkeypatch):
+    name = "vllm.v1.core.sched.async_scheduler"
+    for part in ("vllm.v1", "vllm.v1.core", "vllm.v1.core.sched"):
+        monkeypatch.setitem(sys.modules, part, types.ModuleType(part))
+    module = types.ModuleType(name)
+    module.AsyncScheduler = Theirs
+    monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "sage_rlvr.evaluate.vllm_scheduler", raising=False)
+    path, _, cls = vllm_backend.SCHEDULER.rpartition(".")
+    yield getattr(importlib.import_module(path), cls)()
+    sys.modules.pop(path)
+
+
+def step(scheduler, tokens, logprobs):
+    """One step: request → its drawn tokens and log-prob, in the engine's order of rows; answers what is sent of each."""
+    lists = types.SimpleNamespace(logprobs=np.array(list(logprobs.values()))[:, None], cu_num_generated_tokens=None)
+    ran = types.SimpleNamespace(logprobs=lists, req_id_to_index={n: i for i, n in enumerate(logprobs)})
+    sent = scheduler.update_from_output(tokens, ran)[0].outputs
+    return {o.request_id: o.kv_transfer_params and o.kv_transfer_params[vllm_backend.LOGPROB] for o in sent}
+
+
+def test_log_probs_are_summed_in_the_engine(scheduler):
+    assert step(scheduler, {"a": [5], "b": []}, {"b": -9.0, "a": -1.0}) == {"a": -1.0, "b": None}  # b: still prefilling
+    assert step(scheduler, {"a": [6], "b": [7]}, {"a": -0.5, "b": -2.0}) == {"a": -1.5, "b": -2.0}
+    assert step(scheduler, {"a": [1], "b": [8]}, {"a": -0.25, "b": -2.0}) == {"a": -1.75, "b": -4.0}
+    assert set(scheduler.sums) == {"b"}  # a ended by itself
+    scheduler.finish_requests(["b"], "stop string")
+    assert scheduler.sums == {}
+    assert step(scheduler, {"a": [5]}, {"b": -1.0, "a": -3.0}) == {"a": -3.0}  # b's last row, drawn ahead, is nobody's
+    assert scheduler.seen == [None] * 4  # no arrays travel
+
+
+def test_requests_without_log_probs_are_vllms_own(scheduler):
+    ran = types.SimpleNamespace(logprobs=None, req_id_to_index={"a": 0})
+    assert scheduler.update_from_output({"a": [5]}, ran)[0].outputs[0].kv_transfer_params is None
+    lists = types.SimpleNamespace(logprobs=np.zeros((2, 1)), cu_num_generated_tokens=[0, 2])
+    with pytest.raises(RuntimeError, match="speculative"):
+        scheduler.update_from_output({}, types.SimpleNamespace(logprobs=lists, req_id_to_index={}))

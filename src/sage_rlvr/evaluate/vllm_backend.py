@@ -22,6 +22,8 @@ IN_FLIGHT = 4096  # requests an engine holds: several times what it runs at once
 HANDED = 256  # generations given back at a time
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # max_lora_rank that vLLM has kernels for
 ENDS = {"stop": "stop", "length": "length"}  # finish_reason → ours
+SCHEDULER = "sage_rlvr.evaluate.vllm_scheduler.SummingScheduler"
+LOGPROB = "sum of log-probs"  # under this name it comes with a request's output
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class Engine:
             "generation_config": "vllm",  # not the model's own: its penalties and top_k are not ours
             # After temperature and truncation: Sampling says why. vLLM's other choice, raw_logprobs, is before both.
             "logprobs_mode": "processed_logprobs",
+            "scheduler_cls": SCHEDULER,
+            "async_scheduling": True,  # vLLM's own choice where it can be had, and what that scheduler is made for
             "seed": 0,
         }
         if s.adapter:
@@ -90,9 +94,8 @@ class Engine:
         """One request's SamplingParams."""
         from vllm.sampling_params import RequestOutputKind
 
-        how, cls = self.settings.how, self.vllm.SamplingParams
-        more = {"flat_logprobs": True} if "flat_logprobs" in getattr(cls, "__struct_fields__", ()) else {}
-        return cls(
+        how = self.settings.how
+        return self.vllm.SamplingParams(
             n=1,
             temperature=how.temperature,
             top_p=how.top_p,
@@ -105,7 +108,6 @@ class Engine:
             stop_token_ids=list(self.settings.eos),
             logprobs=0,  # the drawn token's alone
             output_kind=RequestOutputKind.FINAL_ONLY,
-            **more,
         )
 
     def run(self, pull: Callable[[bool], Request | None]) -> Iterator[list[Generation]]:
@@ -130,7 +132,7 @@ class Engine:
                 self.peak = max(self.peak, len(flying))
                 if flying:
                     finished = [output for output in engine.step() if output.finished]
-                    done += [_generation(flying.pop(_number(o.request_id)), o.outputs[0]) for o in finished]
+                    done += [_generation(flying.pop(_number(o.request_id)), o) for o in finished]
                 if len(done) >= HANDED or (done and not flying):
                     yield done
                     done = []
@@ -145,11 +147,12 @@ def _number(request_id: str) -> str:
     return request_id.split("-")[0]  # vLLM may append a suffix of its own to make ids unique
 
 
-def _generation(request: Request, output: Any) -> Generation:
+def _generation(request: Request, ended: Any) -> Generation:
+    output = ended.outputs[0]
     finish = ENDS.get(output.finish_reason)
     if finish is None:
         raise RuntimeError(f"vLLM ended {request.task}/{request.problem} with finish_reason={output.finish_reason!r}.")
-    return Generation(request, list(output.token_ids), output.text, finish, output.cumulative_logprob)
+    return Generation(request, list(output.token_ids), output.text, finish, ended.kv_transfer_params[LOGPROB])
 
 
 class VllmBackend:
