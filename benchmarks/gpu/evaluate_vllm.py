@@ -48,7 +48,9 @@ def everything(asks: list[Ask], n: int) -> Iterator[Request]:
     return missing(asks, [0], n, lambda cell: set(), None)
 
 
-def engine_settings(model: str, tokenizer: Any, asks: list[Ask], how: Sampling, **more: Any) -> EngineSettings:
+def engine_settings(
+    args: argparse.Namespace, model: str, tokenizer: Any, asks: list[Ask], how: Sampling, **more: Any
+) -> EngineSettings:
     from transformers import GenerationConfig
 
     from sage_rlvr.evaluate.transformers_backend import eos_ids
@@ -59,7 +61,10 @@ def engine_settings(model: str, tokenizer: Any, asks: list[Ask], how: Sampling, 
         own = None
     longest = max(len(a.prompt) for a in asks)
     eos = tuple(eos_ids(own, tokenizer))
-    return EngineSettings(model=model, how=how, eos=eos, context=longest + how.max_tokens, **more)
+    share = args.gpu_memory_utilization
+    return EngineSettings(
+        model=model, how=how, eos=eos, context=longest + how.max_tokens, gpu_memory_utilization=share, **more
+    )
 
 
 # ---- throughput --------------------------------------------------------------------------------------------------
@@ -70,8 +75,7 @@ def throughput(args: argparse.Namespace, work: Path) -> dict[str, Any]:
 
     tokenizer, asks = asks_of(args.model, args, args.limit)
     how = Sampling(temperature=args.temperature, max_tokens=args.max_tokens, stop=get_format(args.prompt_format).stop)
-    utilization = args.gpu_memory_utilization
-    settings = engine_settings(args.model, tokenizer, asks, how, gpu_memory_utilization=utilization)
+    settings = engine_settings(args, args.model, tokenizer, asks, how)
     backend = VllmBackend(settings, ["0"])
     assert backend.engine is not None
     llm, engine = backend.engine.llm, backend.engine
@@ -84,7 +88,8 @@ def throughput(args: argparse.Namespace, work: Path) -> dict[str, Any]:
         include_stop_str_in_output=True,
         stop_token_ids=list(settings.eos),
     )
-    llm.generate(prompts[:: args.n], bare, use_tqdm=False)  # every kernel and every prompt's prefix warm
+    for params in (bare, engine.parameters(next(everything(asks, 1)))):  # every kernel and every prompt's prefix warm
+        llm.generate(prompts[:: args.n], params, use_tqdm=False)
     rounds: dict[str, list[dict[str, float]]] = {"bare": [], "ours": []}
     for i in range(args.rounds):
         rounds["bare"].append(_timed_bare(llm, prompts, bare))
@@ -189,7 +194,7 @@ def draw_with(args: argparse.Namespace, work: Path, kind: str, dtype: str) -> di
     greedy = Sampling(temperature=0, max_tokens=args.small_tokens, stop=stop)
     sampled = Sampling(temperature=0.7, min_p=0.0, max_tokens=args.small_tokens, stop=stop)
     if kind == "vllm":
-        engine = Engine(engine_settings(args.small, tokenizer, asks, greedy, dtype=dtype, more=QUICK))
+        engine = Engine(engine_settings(args, args.small, tokenizer, asks, greedy, dtype=dtype, more=QUICK))
     else:
         from sage_rlvr.evaluate.transformers_backend import TransformersBackend
         from sage_rlvr.models import load_model
@@ -197,7 +202,7 @@ def draw_with(args: argparse.Namespace, work: Path, kind: str, dtype: str) -> di
         model = load_model(args.small, dtype=dtype).to("cuda" if torch.cuda.is_available() else "cpu")
     for name, how, n in (("greedy", greedy, 1), ("sampled", sampled, 4)):
         if kind == "vllm":
-            engine.settings = engine_settings(args.small, tokenizer, asks, how, dtype=dtype, more=QUICK)
+            engine.settings = engine_settings(args, args.small, tokenizer, asks, how, dtype=dtype, more=QUICK)
             backend: Any = VllmBackend.__new__(VllmBackend)
             backend.engine, backend.workers = engine, None
         else:
@@ -261,7 +266,7 @@ def static(args: argparse.Namespace, work: Path) -> dict[str, Any]:
 def workers(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     tokenizer, asks = asks_of(args.small, args, args.small_limit)
     how = Sampling(temperature=0.3, max_tokens=args.small_tokens, stop=get_format(args.prompt_format).stop)
-    pool = Workers(engine_settings(args.small, tokenizer, asks, how, more=QUICK), ["0"])
+    pool = Workers(engine_settings(args, args.small, tokenizer, asks, how, more=QUICK), ["0"])
     try:
         got = [(g.request.problem, g.request.index) for batch in pool.run(everything(asks, 4)) for g in batch]
     finally:
@@ -298,7 +303,7 @@ def lora_draw(args: argparse.Namespace, work: Path, which: str) -> dict[str, Any
     how = Sampling(temperature=0, max_tokens=args.small_tokens, stop=get_format(args.prompt_format).stop)
     model = str(work / "merged") if which == "merged" else args.small
     more: dict[str, Any] = {"adapter": str(work / "adapter"), "adapter_rank": 8} if which == "adapter" else {}
-    backend = VllmBackend(engine_settings(model, tokenizer, asks, how, more=QUICK, **more), ["0"])
+    backend = VllmBackend(engine_settings(args, model, tokenizer, asks, how, more=QUICK, **more), ["0"])
     return {"greedy": drawn(backend, asks, 1)}
 
 

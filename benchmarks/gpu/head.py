@@ -87,6 +87,20 @@ def ours(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Any]:
     return logps_and_entropies(hidden, weight, targets)
 
 
+def full_logits_in_torch() -> Run:
+    """As TRL did until 1.14, and the authors: log-probs sequence by sequence, entropies 128 rows at a time, in torch."""
+
+    def run(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logits = hidden @ weight.t()
+        sequences = zip(logits.split(2048), targets.split(2048))
+        logps = torch.cat([x.log_softmax(-1).gather(1, y[:, None])[:, 0] for x, y in sequences])
+        with torch.no_grad():
+            parts = (x.log_softmax(-1) for x in logits.split(128))
+            return logps, torch.cat([-(p.exp() * p).sum(-1) for p in parts])
+
+    return run
+
+
 def full_logits() -> Run:
     from trl.trainer.utils import selective_log_softmax_and_entropy
 
@@ -113,7 +127,8 @@ def verl_fused() -> Run:
 
 
 PEERS: dict[str, Callable[[], Run]] = {
-    "full logits": full_logits, "TRL fused head": trl_fused, "verl fused kernel": verl_fused, "ours": lambda: ours,
+    "full logits, TRL ≤ 1.14": full_logits_in_torch, "full logits, TRL 1.16": full_logits, "TRL fused head": trl_fused,
+    "verl fused kernel": verl_fused, "ours": lambda: ours,
 }  # fmt: skip
 
 
@@ -328,7 +343,7 @@ def odd_sizes(device: str, sizes: Sizes) -> dict[str, Any]:
 def sweep(device: str, sizes: Sizes) -> dict[str, Any]:
     """Ours over tile shapes (rows × columns of the logits plane), then over the softmax kernel's block and warps."""
     table: dict[str, Any] = {}
-    shapes = [(t, v) for t in (1152, 2048, 2304, 2816, 3584, 4096, 4608) for v in (8192, 16_384, 32_768)]
+    shapes = [(t, v) for t in (1152, 2048, 2304, 2816, 3584, 4096, 4608) for v in (4096, 8192, 16_384, 32_768)]
     for width in sizes.widths:
         x = draw(sizes.batch * sizes.length, width, sizes.vocab, device, sizes.batch)
         rows = {"default": timed(update(ours, x), device, sizes)}

@@ -290,17 +290,28 @@ def test_settings_out_of_range_are_named(field):
 class FakeEngine:
     def __init__(self):
         self.flying, self.seen, self.most = [], [], 0
+        self.engine_core = types.SimpleNamespace(get_output=self.core)  # two log-probs for each of the three drawn
 
     def add_request(self, number, prompt, params, lora_request=None):
         self.seen.append((number, prompt, params, lora_request))
         self.flying.append((number, params))
         self.most = max(self.most, len(self.flying))
 
+    def core(self):
+        """One token of each of the three at the front, and of one that nobody waits for; token 6 has log-prob −1.25."""
+        rows = [("99999", [7], -50.0), *((n, [6], -1.25) for n, _ in self.flying[:3])]
+        outs = [
+            types.SimpleNamespace(request_id=f"{n}-9e", new_token_ids=t, kv_transfer_params=None) for n, t, _ in rows
+        ]
+        outs[0].kv_transfer_params = {vllm_backend.LOGPROBS: np.array([x for _, _, x in rows], np.float32).tobytes()}
+        return types.SimpleNamespace(outputs=outs)
+
     def step(self):
+        self.engine_core.get_output()
+        self.engine_core.get_output()
         done, self.flying = self.flying[:3], self.flying[3:]
-        out = types.SimpleNamespace(token_ids=[5, 6], text="ab", finish_reason="stop")
-        more = {"finished": True, "outputs": [out], "kv_transfer_params": {vllm_backend.LOGPROB: -1.5}}
-        return [types.SimpleNamespace(request_id=f"{n}-0af3", **more) for n, _ in reversed(done)]
+        out = types.SimpleNamespace(token_ids=[6, 6], text="ab", finish_reason="stop")
+        return [types.SimpleNamespace(request_id=f"{n}-0af3", finished=True, outputs=[out]) for n, _ in reversed(done)]
 
     def abort_request(self, numbers):
         self.aborted = numbers
@@ -342,7 +353,7 @@ def test_vllm_gets_our_settings(fake_vllm, tokenizer):
     assert made["max_lora_rank"] == 16
     assert made["enable_prefix_caching"] is True
     assert made["logprobs_mode"] == "processed_logprobs"
-    assert made["scheduler_cls"] == "sage_rlvr.evaluate.vllm_scheduler.SummingScheduler"
+    assert made["scheduler_cls"] == "sage_rlvr.evaluate.vllm_scheduler.BriefScheduler"
     assert (made["max_model_len"], made["trust_remote_code"]) == (100, False)
     _, prompt, params, lora = backend.engine.llm.llm_engine.seen[1]
     assert prompt == {"prompt_token_ids": list(rows[1].prompt)}
@@ -353,7 +364,7 @@ def test_vllm_gets_our_settings(fake_vllm, tokenizer):
         "output_kind": "final",
     }  # fmt: skip
     assert vars(params) == wanted
-    assert (got[0].token_ids, got[0].text, got[0].finish, got[0].logprob) == ([5, 6], "ab", "stop", -1.5)
+    assert (got[0].token_ids, got[0].text, got[0].finish, got[0].logprob) == ([6, 6], "ab", "stop", -2.5)
 
 
 def test_vllm_has_a_bounded_number_in_flight(fake_vllm, tokenizer, monkeypatch):
@@ -378,25 +389,19 @@ def test_vllm_refuses_a_rank_it_has_no_kernel_for(fake_vllm):
 
 
 class Theirs:
-    """What our scheduler needs of vLLM's: two requests, a token a step; rows of a request it dropped are passed over."""
+    """What our scheduler needs of vLLM's: it passes over rows of requests it has dropped, and sends nothing of theirs."""
 
     def __init__(self):
-        self.requests, self.seen = {"a": 0, "b": 0}, []
+        self.requests, self.seen = {"a", "b"}, []
 
     def update_from_output(self, scheduled, ran):
         self.seen.append(ran.logprobs)
         sent = [
-            types.SimpleNamespace(request_id=n, new_token_ids=scheduled[n], finished=False, kv_transfer_params=None)
-            for n in ran.req_id_to_index
+            types.SimpleNamespace(request_id=n, new_token_ids=scheduled[n], kv_transfer_params=None)
+            for n in scheduled
             if n in self.requests
         ]
-        for output in sent:
-            output.finished = output.new_token_ids == [1]
         return {0: types.SimpleNamespace(outputs=sent)}
-
-    def finish_requests(self, names, status):
-        self.requests = {n: r for n, r in self.requests.items() if n not in names}
-        return names
 
 
 @pytest.fixture
@@ -407,29 +412,26 @@ def scheduler(fake_vllm, monkeypatch):
     module = types.ModuleType(name)
     module.AsyncScheduler = Theirs
     monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "sage_rlvr.evaluate.vllm_scheduler", raising=False)
     path, _, cls = vllm_backend.SCHEDULER.rpartition(".")
+    monkeypatch.delitem(sys.modules, path, raising=False)
     yield getattr(importlib.import_module(path), cls)()
     sys.modules.pop(path)
 
 
-def step(scheduler, tokens, logprobs):
-    """One step: request → its drawn tokens and log-prob, in the engine's order of rows; answers what is sent of each."""
-    lists = types.SimpleNamespace(logprobs=np.array(list(logprobs.values()))[:, None], cu_num_generated_tokens=None)
-    ran = types.SimpleNamespace(logprobs=lists, req_id_to_index={n: i for i, n in enumerate(logprobs)})
-    sent = scheduler.update_from_output(tokens, ran)[0].outputs
-    return {o.request_id: o.kv_transfer_params and o.kv_transfer_params[vllm_backend.LOGPROB] for o in sent}
+def step(scheduler, tokens, rows):
+    """What is sent of one step: the first output's bytes as numbers, and the other outputs' None."""
+    lists = types.SimpleNamespace(logprobs=np.array([*rows.values()])[:, None], cu_num_generated_tokens=None)
+    ran = types.SimpleNamespace(logprobs=lists, req_id_to_index={n: i for i, n in enumerate(rows)})
+    first, *others = scheduler.update_from_output(tokens, ran)[0].outputs
+    assert all(o.kv_transfer_params is None for o in others)
+    return np.frombuffer(first.kv_transfer_params[vllm_backend.LOGPROBS], np.float32).tolist()
 
 
-def test_log_probs_are_summed_in_the_engine(scheduler):
-    assert step(scheduler, {"a": [5], "b": []}, {"b": -9.0, "a": -1.0}) == {"a": -1.0, "b": None}  # b: still prefilling
-    assert step(scheduler, {"a": [6], "b": [7]}, {"a": -0.5, "b": -2.0}) == {"a": -1.5, "b": -2.0}
-    assert step(scheduler, {"a": [1], "b": [8]}, {"a": -0.25, "b": -2.0}) == {"a": -1.75, "b": -4.0}
-    assert set(scheduler.sums) == {"b"}  # a ended by itself
-    scheduler.finish_requests(["b"], "stop string")
-    assert scheduler.sums == {}
-    assert step(scheduler, {"a": [5]}, {"b": -1.0, "a": -3.0}) == {"a": -3.0}  # b's last row, drawn ahead, is nobody's
-    assert scheduler.seen == [None] * 4  # no arrays travel
+def test_a_steps_log_probs_leave_the_engine_together(scheduler):
+    assert step(scheduler, {"a": [5], "b": []}, {"b": -9.0, "a": -1.0}) == [-1.0, -9.0]  # in the order of the outputs
+    scheduler.requests.remove("b")
+    assert step(scheduler, {"b": [1], "a": [6]}, {"a": -0.5, "b": -2.0}) == [-0.5]
+    assert scheduler.seen == [None, None]  # no arrays travel
 
 
 def test_requests_without_log_probs_are_vllms_own(scheduler):

@@ -11,9 +11,11 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.sampling import Generation, Request, Sampling
@@ -22,8 +24,8 @@ IN_FLIGHT = 4096  # requests an engine holds: several times what it runs at once
 HANDED = 256  # generations given back at a time
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # max_lora_rank that vLLM has kernels for
 ENDS = {"stop": "stop", "length": "length"}  # finish_reason → ours
-SCHEDULER = "sage_rlvr.evaluate.vllm_scheduler.SummingScheduler"
-LOGPROB = "sum of log-probs"  # under this name it comes with a request's output
+SCHEDULER = "sage_rlvr.evaluate.vllm_scheduler.BriefScheduler"
+LOGPROBS = "log-probs"  # the name under which a step's come from it
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,11 @@ class Engine:
 
             self.lora = LoRARequest("adapter", 1, settings.adapter)
         self.peak = 0  # most requests ever in flight
+        self.numbers = count()  # names of requests, never used again: a stopped run's last tokens may still come
+        self.flying: dict[str, Request] = {}
+        self.sums: dict[str, float] = {}  # log-prob so far of each that flies
+        core = self.llm.llm_engine.engine_core
+        self.take, core.get_output = core.get_output, self.receive
 
     def _engine_arguments(self) -> dict[str, Any]:
         s = self.settings
@@ -110,10 +117,20 @@ class Engine:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
+    def receive(self) -> Any:
+        """A step's outputs, their log-probs added up, before vLLM looks at them."""
+        step = self.take()
+        said = step.outputs[0].kv_transfer_params if step.outputs else None
+        if said and LOGPROBS in said:
+            for output, logprob in zip(step.outputs, np.frombuffer(said[LOGPROBS], np.float32).tolist()):
+                number = _number(output.request_id)
+                if output.new_token_ids and number in self.flying:  # else drawn ahead, after its stop string
+                    self.sums[number] += logprob
+        return step
+
     def run(self, pull: Callable[[bool], Request | None]) -> Iterator[list[Generation]]:
         """``pull(wait)`` gives the next request, None where there is none now, StopIteration where there will be none."""
-        engine, more, number = self.llm.llm_engine, True, 0
-        flying: dict[str, Request] = {}
+        engine, more, flying = self.llm.llm_engine, True, self.flying
         done: list[Generation] = []
         try:
             while more or flying:
@@ -126,13 +143,13 @@ class Engine:
                     if request is None:
                         break
                     prompt = {"prompt_token_ids": list(request.prompt)}
-                    engine.add_request(str(number), prompt, self.parameters(request), lora_request=self.lora)
-                    flying[str(number)] = request
-                    number += 1
+                    number = str(next(self.numbers))
+                    flying[number], self.sums[number] = request, 0.0
+                    engine.add_request(number, prompt, self.parameters(request), lora_request=self.lora)
                 self.peak = max(self.peak, len(flying))
                 if flying:
                     finished = [output for output in engine.step() if output.finished]
-                    done += [_generation(flying.pop(_number(o.request_id)), o) for o in finished]
+                    done += [self._generation(o) for o in finished]
                 if len(done) >= HANDED or (done and not flying):
                     yield done
                     done = []
@@ -141,18 +158,22 @@ class Engine:
         finally:
             if flying:  # the run stopped early: the engine is to be used again, or to end cleanly
                 engine.abort_request(list(flying))
+                flying.clear()
+                self.sums.clear()
+
+    def _generation(self, ended: Any) -> Generation:
+        number, output = _number(ended.request_id), ended.outputs[0]
+        request, logprob = self.flying.pop(number), self.sums.pop(number)
+        finish = ENDS.get(output.finish_reason)
+        if finish is None:
+            raise RuntimeError(
+                f"vLLM ended {request.task}/{request.problem} with finish_reason={output.finish_reason!r}."
+            )
+        return Generation(request, list(output.token_ids), output.text, finish, logprob)
 
 
 def _number(request_id: str) -> str:
     return request_id.split("-")[0]  # vLLM may append a suffix of its own to make ids unique
-
-
-def _generation(request: Request, ended: Any) -> Generation:
-    output = ended.outputs[0]
-    finish = ENDS.get(output.finish_reason)
-    if finish is None:
-        raise RuntimeError(f"vLLM ended {request.task}/{request.problem} with finish_reason={output.finish_reason!r}.")
-    return Generation(request, list(output.token_ids), output.text, finish, ended.kv_transfer_params[LOGPROB])
 
 
 class VllmBackend:
