@@ -8,6 +8,8 @@ from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from sage_rlvr.train import SAGEConfig, SAGETrainer
+
 LETTERS = "0123456789+-*= abcdefghijklmnopqrstuvwxyz<>/SOLUTIN"
 
 
@@ -84,3 +86,10 @@ def config(cls, out, **kwargs):
         "temperature": 0.9, "shuffle_dataset": True,
     }  # fmt: skip
     return cls(**(defaults | kwargs))
+
+
+def build(folder, tmp_path, cls=SAGETrainer, given=True, reward=hash_reward, data=None, **options):
+    """A trainer over the folder's model; ``given``: which rollouts it is given, False to sample them."""
+    args = config(SAGEConfig, tmp_path, **options)
+    rollout = given_rollouts if given is True else given or None
+    return cls(folder, reward, args, data or dataset(), rollout_func=rollout)

@@ -1,0 +1,111 @@
+"""Before a run: is the machine ready, what will it cost, does the theory hold, what is there to train on."""
+
+import argparse
+
+from sage_rlvr.cli.verb import Verb
+from sage_rlvr.errors import UserError
+
+
+def _doctor_flags(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--config", help="a recipe: whether it can run here")
+    p.add_argument("--verl", action="store_true", help="prove that the verl plug-in is active in this environment")
+    p.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _doctor(args: argparse.Namespace) -> None:
+    from sage_rlvr.doctor.page import show_doctor
+
+    if not show_doctor(args.config, args.verl, args.json):
+        raise RuntimeError("something is to be mended: see above.")
+
+
+DOCTOR = Verb(
+    "whether this machine, its libraries and a config are ready, with the mend for what is not",
+    "sage-rlvr doctor --config recipes/branch.yaml",
+    _doctor_flags,
+    _doctor,
+)
+
+
+def _plan(args: argparse.Namespace) -> None:
+    from sage_rlvr.doctor.page import show_plan
+
+    show_plan(args.argv)
+
+
+PLAN = Verb(
+    "estimated memory, time and disk of a run before it starts",
+    "sage-rlvr plan --config recipes/branch.yaml --gpu h200",
+    None,
+    _plan,
+)
+
+
+def _bench_flags(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--out", help="also write the table as JSON, with machine and versions")
+    p.add_argument("--quick", action="store_true", help="small sizes, seconds: to see that it runs, not to measure")
+
+
+def _bench(args: argparse.Namespace) -> None:
+    from sage_rlvr.doctor.bench import run_bench
+
+    run_bench(args.out, args.quick)
+
+
+BENCH = Verb(
+    "time the pieces of a training step on this machine: guides, head, verifier, the step, packing",
+    "sage-rlvr bench --out bench.json",
+    _bench_flags,
+    _bench,
+)
+
+
+def _lab_flags(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--out", default="runs/lab", help="folder for the figures and lab.json (default: %(default)s)")
+    p.add_argument("--seed", type=int, default=0, help="which random world (default: %(default)s)")
+
+
+def _lab(args: argparse.Namespace) -> None:
+    from sage_rlvr.lab.page import show
+
+    if not show(args.out, args.seed):
+        raise RuntimeError(f"a check of the theory does not hold for --seed {args.seed}: see the table above.")
+
+
+LAB = Verb(
+    "check the theory by exact enumeration: which solution each estimator reaches",
+    "sage-rlvr lab --out runs/lab",
+    _lab_flags,
+    _lab,
+)
+
+
+def _tasks_flags(p: argparse.ArgumentParser) -> None:
+    p.add_argument("what", nargs="?", choices=["show", "decontaminate"], help="nothing: list them all")
+    p.add_argument("name", nargs="?", help="a task, such as amc23")
+    p.add_argument("n", nargs="?", type=int, default=3, help="how many problems to show (default: %(default)s)")
+    p.add_argument("--format", default="paper", help="prompt format: paper, boxed or plain (default: %(default)s)")
+    p.add_argument("--data_dir", help="folder of local task files (default: $SAGE_RLVR_DATA, then ./data)")
+    p.add_argument("--split", help="another split than the task's own")
+    p.add_argument("--pairs", action="store_true", help="decontaminate: print what was dropped beside what it repeats")
+
+
+def _tasks(args: argparse.Namespace) -> None:
+    from sage_rlvr.tasks import page
+
+    if args.what is None:
+        page.show_list()
+    elif args.name is None:
+        raise UserError(f"tasks {args.what} needs a task: write sage-rlvr tasks {args.what} amc23.")
+    elif args.what == "show":
+        page.show_problems(args.name, args.n, args.format, args.data_dir, split=args.split)
+    else:
+        page.show_decontamination(args.name, args.data_dir, args.pairs)
+
+
+TASKS = Verb(
+    "list the tasks, show problems as the model will see them, or what decontamination drops",
+    "sage-rlvr tasks show countdown-ltr 3",
+    _tasks_flags,
+    _tasks,
+)

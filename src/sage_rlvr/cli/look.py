@@ -1,0 +1,133 @@
+"""Looking at what was run: analyses, traces, the paper's tables, the page."""
+
+import argparse
+
+from sage_rlvr.cli.verb import Verb
+
+
+def _analyze_flags(p: argparse.ArgumentParser) -> None:
+    p.add_argument("kind", choices=["patterns", "perplexity", "support", "dynamics", "grid"], help="which analysis")
+    p.add_argument("runs", nargs="+", metavar="RUN", help="folders of evaluations or training runs")
+    p.add_argument("--base", help="support, perplexity: the base's evaluation (perplexity: or a model)")
+    p.add_argument("--out", help="folder for the JSON and the figure")
+    p.add_argument("--budget", type=int, help="support: how many samples a problem may take (default: the smaller n)")
+    p.add_argument("--pattern", action="append", metavar="NAME=REGEX", help="patterns: a detector of your own")
+    p.add_argument("--pattern_file", help="patterns: a YAML file of name: regex")
+    p.add_argument("--thresholds", type=float, nargs="+", help="perplexity: tails above these, where --base is a model")
+    p.add_argument("--limit", type=int, help="perplexity: samples a problem")
+    p.add_argument("--data_dir", help="perplexity: folder of local task files")
+    p.add_argument("--task", help="grid: which task")
+
+
+def _analyze(args: argparse.Namespace) -> None:
+    from sage_rlvr.analysis.page import analyze
+
+    names = ("budget", "pattern", "pattern_file", "thresholds", "limit", "data_dir", "task")
+    options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    analyze(args.kind, args.runs, args.base, args.out, **options)
+
+
+ANALYZE = Verb(
+    "the paper's analyses over evaluations and training logs",
+    "sage-rlvr analyze support runs/branch-eval --base runs/base-eval --budget 64",
+    _analyze_flags,
+    _analyze,
+)
+
+
+def _trace_flags(p: argparse.ArgumentParser) -> None:
+    p.add_argument("folder", metavar="RUN", help="folder of an evaluation, whose completions are read again")
+    p.add_argument(
+        "--checkpoints", nargs="+", help="models to read through; a training folder stands for all its checkpoints"
+    )
+    p.add_argument("--reference", help="π_ref (default: what the training run started from)")
+    p.add_argument("--guide", help="guide that shapes q (default: the training run's)")
+    p.add_argument("--guide_args", help="its arguments, as JSON")
+    p.add_argument("--limit", type=int, default=20, help="problems (default: %(default)s)")
+    p.add_argument("--per_problem", type=int, default=8, help="completions a problem (default: %(default)s)")
+    p.add_argument("--data_dir", help="folder of local task files")
+
+
+def _trace(args: argparse.Namespace) -> None:
+    from sage_rlvr.analysis.page import trace_page
+
+    names = ("reference", "guide", "guide_args", "limit", "per_problem", "data_dir")
+    options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    trace_page(args.folder, args.checkpoints, **options)
+
+
+TRACE = Verb(
+    "re-read stored completions through checkpoints: log-prob, entropy, q and penalty of every token",
+    "sage-rlvr trace runs/branch-eval --checkpoints runs/branch",
+    _trace_flags,
+    _trace,
+)
+
+
+def _tables_flags(p: argparse.ArgumentParser) -> None:
+    p.add_argument("which", help="table1 … table6, table9, figure2 … figure7, or all")
+    p.add_argument(
+        "runs", nargs="*", metavar="LABEL=RUN", help="evaluations or training runs, such as grpo=runs/grpo-eval"
+    )
+    p.add_argument("--out", default="runs/paper", help="folder to write into (default: %(default)s)")
+
+
+def _tables(args: argparse.Namespace) -> None:
+    from sage_rlvr.report.tables import make, make_all, parse_runs
+
+    runs = parse_runs(args.runs)
+    for made in make_all(runs, args.out) if args.which == "all" else [make(args.which, runs, args.out)]:
+        print("written: " + ", ".join(str(f) for f in made.files))
+
+
+TABLES = Verb(
+    "the paper's tables and figures from your runs, its own values beside them",
+    "sage-rlvr tables table1 base=runs/base-eval grpo=runs/grpo-eval branch=runs/branch-eval",
+    _tables_flags,
+    _tables,
+)
+
+
+def _report_flags(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "folders", nargs="+", metavar="FOLDER", help="folders with evaluations and training runs, also nested"
+    )
+    p.add_argument("--out", default="report.html", help="the page (default: %(default)s)")
+    p.add_argument("--base", help="the run that differences and support are against")
+    p.add_argument("--open", action="store_true", help="show it in the browser")
+
+
+def _report(args: argparse.Namespace) -> None:
+    from sage_rlvr.report.page import build_report
+
+    print(f"written: {build_report(args.folders, args.out, base=args.base, show=args.open)}")
+
+
+REPORT = Verb(
+    "one self-contained page: results, curves, support, and the token explorer",
+    "sage-rlvr report runs --out report.html --open",
+    _report_flags,
+    _report,
+)
+
+
+def _explore_flags(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "folders", nargs="+", metavar="FOLDER", help="folders with evaluations and training runs, also nested"
+    )
+    p.add_argument("--port", type=int, default=8765, help="on this machine only (default: %(default)s)")
+    p.add_argument("--open", action="store_true", help="show it in the browser")
+
+
+def _explore(args: argparse.Namespace) -> None:
+    from sage_rlvr.report.explore import explore
+
+    explore(args.folders, args.port, show=args.open)
+
+
+EXPLORE = Verb(
+    "the same page served on this machine, over stores of any size",
+    "sage-rlvr explore runs",
+    _explore_flags,
+    _explore,
+)

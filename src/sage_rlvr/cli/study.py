@@ -1,0 +1,73 @@
+"""Many runs at once: a study, and the demo, which is one."""
+
+import argparse
+
+from sage_rlvr.cli.verb import Verb
+from sage_rlvr.errors import UserError
+
+
+def _demo_flags(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--out", default="runs/demo", help="its folder (default: %(default)s); run again to go on")
+    p.add_argument("--jobs", type=int, help="runs at a time (default: one a core up to 4)")
+    p.add_argument("--open", action="store_true", help="show the page in the browser")
+
+
+def _demo(args: argparse.Namespace) -> None:
+    from sage_rlvr.demo import run_demo
+
+    if not run_demo(args.out, args.jobs, args.open):
+        raise RuntimeError("some runs failed; the others' results are above.")
+
+
+DEMO = Verb(
+    "the whole product on an embedded default: train a small model four ways, sample, compare, look",
+    "sage-rlvr demo --out runs/demo --open",
+    _demo_flags,
+    _demo,
+)
+
+
+def _study_flags(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "what", choices=["run", "status", "table", "frontier", "report", "list"], help="run a study, or look at one"
+    )
+    p.add_argument("target", nargs="?", help="run: a study file or a packaged name; else: the study's folder")
+    p.add_argument(
+        "--out", help="run: the study's folder (default: runs/NAME); report: the page (default: in the folder)"
+    )
+    p.add_argument("--open", action="store_true", help="report: show it in the browser")
+    p.add_argument("--reference", help="frontier: the family the others are held against (default: the first)")
+    p.add_argument("--task", help="frontier: which task (default: the study's first)")
+    p.add_argument(
+        "--jobs", type=int, help="run: how many runs at a time (default: one a GPU, else one a core up to 4)"
+    )
+
+
+def _study(args: argparse.Namespace) -> None:
+    from sage_rlvr.study import page
+    from sage_rlvr.study.plan import list_studies
+
+    if args.what == "list":
+        for name, about in list_studies().items():
+            print(f"{name:<12} {about}")
+    elif args.target is None:
+        raise UserError(f"study {args.what} needs {'a study file' if args.what == 'run' else 'the folder of a study'}.")
+    elif args.what == "run":
+        if not page.run(args.target, args.out, args.jobs):
+            raise RuntimeError("some runs failed; the others' results are above.")
+    elif args.what == "status":
+        page.show_status(args.target)
+    elif args.what == "frontier":
+        page.show_frontier(args.target, args.reference, args.task)
+    elif args.what == "report":
+        print(f"written: {page.make_report(args.target, args.out, show=args.open)}")
+    else:
+        page.show_table(args.target)
+
+
+STUDY = Verb(
+    "one base, several variants, several seeds: run them all, resumably, and see the table",
+    "sage-rlvr study run demo --out runs/demo",
+    _study_flags,
+    _study,
+)

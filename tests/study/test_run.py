@@ -1,0 +1,148 @@
+"""Running a study: how many runs at a time, and Ctrl-C, after which the same command goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import yaml
+
+from sage_rlvr.study import run as study_run
+from sage_rlvr.study.plan import load_study
+from sage_rlvr.study.run import status_of
+from sage_rlvr.train.checkpoint import last_complete
+
+from .small import SMALL
+
+# ---- how many at a time --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gib", "cores", "jobs"),
+    [
+        (100, 64, 4),  # four at most
+        (100, 3, 3),  # one a core
+        (7.9, 64, 3),  # 2 GiB a run
+        (4, 64, 2),
+        (3.9, 64, 1),
+        (0.5, 64, 1),  # never none
+        (None, 64, 4),  # a system that does not say
+    ],
+)
+def test_no_more_runs_than_memory_allows(monkeypatch, gib, cores, jobs):
+    def sysconf(name):
+        if gib is None:
+            raise ValueError("unrecognized configuration name")
+        return {"SC_PAGE_SIZE": 4096, "SC_AVPHYS_PAGES": int(gib * 1024**3) // 4096}[name]
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(os, "sysconf", sysconf)
+    assert study_run.default_jobs() == jobs
+
+
+def test_one_run_a_gpu_whatever_the_memory(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 6)
+    monkeypatch.setattr(os, "sysconf", lambda name: 1)
+    assert study_run.default_jobs() == 6
+
+
+# ---- Ctrl-C --------------------------------------------------------------------------------------------------------
+
+STEPS = 60  # many more than have passed when it is interrupted
+GUARD_S = 300  # against hanging alone
+
+
+def processes_of(mark):
+    """Whatever the study started, in any session: its environment says so."""
+    return [p for p in psutil.process_iter(["environ"]) if (p.info["environ"] or {}).get("STARTED_BY") == mark]
+
+
+def logged_steps(folder):
+    lines = map(json.loads, (folder / "train" / "log.jsonl").read_text().splitlines())
+    return [entry for entry in lines if "loss" in entry]
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_the_next_run_goes_on_from_it(tmp_path):
+    training = SMALL["train"] | {"max_steps": STEPS, "save_steps": 10 * STEPS}
+    file, out, mark = tmp_path / "small.yaml", tmp_path / "out", str(tmp_path)
+    file.write_text(yaml.safe_dump(SMALL | {"train": training, "variants": {"grpo": {}}}))
+    command = [sys.executable, "-m", "sage_rlvr.cli", "study", "run", str(file), "--out", str(out), "--jobs", "1"]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "STARTED_BY": mark},
+        start_new_session=True,
+        # a test run in the background (nohup, some CIs) hands down a SIGINT that is ignored; a terminal does not
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        deadline = time.monotonic() + GUARD_S
+        while status_of(out, "grpo-s0").get("step", 0) < 3:
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < deadline, "the training did not begin"
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)  # what a terminal does
+        said, _ = process.communicate(timeout=GUARD_S)
+        assert process.returncode == 130, said
+        assert said.rstrip().endswith("sage-rlvr study: interrupted")
+        assert processes_of(mark) == []
+    finally:
+        for left in processes_of(mark):
+            left.kill()
+    assert status_of(out, "grpo-s0")["state"] == "interrupted"
+    checkpoint = last_complete(out / "grpo-s0" / "train")
+    assert checkpoint is not None, (out / "grpo-s0" / "job.log").read_text()
+    step = int(checkpoint.rpartition("-")[2])
+    assert 3 <= step < STEPS
+    before = logged_steps(out / "grpo-s0")
+    again = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S, check=False)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert status_of(out, "grpo-s0")["state"] == "done"
+    after = logged_steps(out / "grpo-s0")
+    assert [entry["step"] for entry in after] == list(range(1, STEPS + 1))
+    assert after[:step] == before[:step], (
+        "steps behind the checkpoint are not taken again: even their times are the same"
+    )
+    assert (out / "table.json").is_file()
+
+
+def test_ctrl_c_asks_every_run_first_then_waits_and_kills_only_what_does_not_end(tmp_path, monkeypatch):
+    """Two runs, one of which does not listen."""
+    file, calls = tmp_path / "small.yaml", []
+    file.write_text(yaml.safe_dump(SMALL))
+
+    class Process:
+        def __init__(self, run):
+            self.run = run
+
+        def poll(self):
+            return None
+
+        def send_signal(self, number):
+            calls.append((self.run, number))
+
+        def wait(self, timeout):
+            calls.append((self.run, "waited"))
+            if self.run == "grpo-s0":
+                raise subprocess.TimeoutExpired("job", timeout)
+
+        def kill(self):
+            calls.append((self.run, "killed"))
+
+    def interrupt(study, out):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study_run, "_start", lambda out, run, jobs, slot: Process(run))
+    with pytest.raises(KeyboardInterrupt):
+        study_run._run(load_study(file), tmp_path / "out", ["grpo-s0", "branch-s0"], 2, interrupt)
+    asked, ended = calls[:2], calls[2:]
+    assert asked == [("grpo-s0", signal.SIGTERM), ("branch-s0", signal.SIGTERM)]
+    assert ended == [("grpo-s0", "waited"), ("grpo-s0", "killed"), ("branch-s0", "waited")]

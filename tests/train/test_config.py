@@ -1,0 +1,91 @@
+"""The configuration: what it refuses, in one sentence; what it is by default; whether it is the exact case."""
+
+import pytest
+from trl import GRPOConfig
+
+import sage_rlvr
+from sage_rlvr import Guide, UserError, register_guide
+from sage_rlvr.train import SAGEConfig, SAGETrainer
+
+from . import tiny
+from .tiny import build
+
+
+class Greedy(Guide):
+    needs = frozenset({"hidden_states"})
+
+    def log_q(self, s):
+        return s.logps
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"anchor_estimator": "k2"}, "guide='branch' with anchor_estimator='k2' does nothing"),
+        ({"anchor_estimator": "k3+"}, "guide='branch' with anchor_estimator='k3\\+' does nothing"),
+        ({"guide": "random", "anchor_estimator": "k2"}, "guide='random' with anchor_estimator='k2' does nothing"),
+        ({"beta": 0.0}, "guide='branch' with beta=0: the guide shapes the anchor and there is none"),
+        ({"beta": 0.0, "guide": "none", "anchor_estimator": "k1-reward"}, "'k1-reward' with beta=0 adds nothing"),
+        ({"guide": "needy"}, "guide='needy' needs hidden_states, which a training run does not compute"),
+        ({"use_bias_correction_kl": True}, "use_bias_correction_kl=True contradicts anchor_estimator='k3'"),
+        (
+            {"use_bias_correction_kl": False, "anchor_estimator": "k3+", "guide": "tempered"},
+            "use_bias_correction_kl=False contradicts anchor_estimator='k3\\+'",
+        ),
+        ({"anchor_estimator": "kl"}, "anchor_estimator='kl' is unknown; choose one of"),
+        ({"guide_args": {"rho": 1}}, "guide 'branch' has no argument 'rho'"),
+        ({"guide_args": [1]}, "guide_args=\\[1\\] must be a dict"),
+        ({"anchor_credit": "to_go"}, "anchor_credit='to_go' is for anchor_estimator='k1-reward'"),
+        ({"guide": "none", "guide_args": {"ratio": 1}}, "guide_args is set but guide='none'"),
+        ({"dynamic_sampling": -1}, "dynamic_sampling=-1"),
+        ({"guide_center": "batch", "guide_hold": False}, "guide_center='batch' takes the mean over a rollout batch"),
+        ({"dynamic_sampling": 1, "scale_rewards": "batch"}, "dynamic_sampling with scale_rewards='batch'"),
+        ({"stop_strings": ["x"], "generation_kwargs": {"stop_strings": "y"}}, "stop_strings is set twice"),
+        ({"advantage": "median"}, "advantage='median' is unknown"),
+    ],
+)
+def test_refused_in_one_sentence(tmp_path, options, sentence):
+    register_guide("needy")(Greedy)
+    with pytest.raises(UserError, match=sentence) as caught:
+        tiny.config(SAGEConfig, tmp_path, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_field_is_refused():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'guide_strength'"):
+        SAGEConfig(guide_strength=1)
+
+
+def test_no_arguments_is_sage_as_published():
+    args = SAGEConfig()
+    assert (args.guide, args.anchor_estimator, args.beta, args.loss_type) == ("branch", "k3", 0.05, "grpo")
+    assert args.use_bias_correction_kl is False
+    assert args.make_guide().settings() == {
+        "ratio": 0.3, "threshold": 1.2, "q_min": 0.6, "q_max": 1.4, "source": "policy",
+    }  # fmt: skip
+    theirs, changed = GRPOConfig(bf16=False), set()
+    for name in theirs.to_dict():
+        if getattr(args, name) != getattr(theirs, name) and name not in ("logging_dir", "run_name", "output_dir"):
+            changed.add(name)
+    assert changed == {"beta", "loss_type", "use_bias_correction_kl"}
+
+
+def test_a_grpo_config_is_refused_and_none_is_made(folder, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="SAGETrainer takes a SAGEConfig, not GRPOConfig"):
+        SAGETrainer(folder, tiny.hash_reward, tiny.config(GRPOConfig, tmp_path), tiny.dataset())
+    monkeypatch.chdir(tmp_path)
+    assert SAGETrainer(folder, tiny.hash_reward, train_dataset=tiny.dataset()).guide.name == "branch"
+    assert sage_rlvr.SAGETrainer is SAGETrainer
+
+
+def test_exactness_is_said(folder, tmp_path, capsys):
+    exact = {"anchor_estimator": "k1-reward", "scale_rewards": "none", "loss_type": "dr_grpo", "min_p": 0.0}
+    build(folder, tmp_path, **exact)
+    assert "the exact case" in capsys.readouterr().out.replace("not the exact case", "")
+    build(folder, tmp_path, **(exact | {"min_p": 0.01, "num_iterations": 2}))
+    said = capsys.readouterr().out
+    assert "not the exact case: num_iterations=2 (exact: 1); min_p=0.01 (exact: 0)" in said
+    token = tiny.config(SAGEConfig, tmp_path, guide="token", anchor_credit="to_go", **exact)
+    assert token.departures() == [
+        "anchor_credit='to_go' with guide 'token', which looks at later tokens (exact: 'sequence')"
+    ]

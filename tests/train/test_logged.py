@@ -1,0 +1,149 @@
+"""What a run says: metrics, log.jsonl, progress, the card, held-out pass@k."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from sage_rlvr.train import SAGETrainer
+from sage_rlvr.train.callbacks import HeldOutPassAtK
+
+from . import tiny
+from .tiny import build
+
+
+def test_every_promised_metric_is_there(folder, tmp_path):
+    always = {"kl", "kl_ref", "entropy", "entropy_q80", "entropy_q95", "grad_norm", "reward", "sage/zero_variance_groups",
+              "sage/distinct_answers", "sage/pseudo_kl"}  # fmt: skip
+    q = {"sage/q_mean", "sage/q_min", "sage/q_max", "sage/active"}
+    bonus = {"sage/bonus_abs", "sage/bonus_to_reward", "sage/bonus_length_correlation"}
+    for options, expected in (
+        ({"guide": "none"}, always),
+        ({"guide": "branch"}, always | q),
+        ({"guide": "tempered", "anchor_estimator": "k2"}, always | q),
+        ({"guide": "branch", "anchor_estimator": "k1-reward"}, always | q | bonus),
+        ({"guide": "branch", "dynamic_sampling": 1}, always | q | {"sage/resampled_groups", "sage/flat_groups_left"}),
+    ):
+        trainer = build(folder, tmp_path, report_to="tensorboard", **options)
+        trainer.train()
+        first = trainer.state.log_history[0]
+        assert expected <= first.keys(), expected - first.keys()
+        assert all(isinstance(first[k], float) for k in expected)
+
+
+def test_metrics_against_plain_arithmetic(folder, tmp_path):
+    seen = []
+
+    class Spy(SAGETrainer):
+        def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+            out = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+            seen.append(out)
+            return out
+
+    trainer = build(folder, tmp_path, Spy, guide="branch", max_steps=1, per_device_train_batch_size=8)
+    buffered = []
+    original = trainer._compute_loss
+    trainer._compute_loss = lambda model, inputs: (buffered.append(inputs), original(model, inputs))[1]
+    trainer.train()
+    log, inputs = trainer.state.log_history[0], buffered[0]
+    logps, entropies, _ = seen[-1]
+    on = inputs["completion_mask"].bool()
+    h = entropies[on].detach().numpy()
+    q = (1 + 0.3 * (entropies[on].detach() - 1.2).clamp(min=0)).clamp(0.6, 1.4)
+    ratio = (inputs["ref_per_token_logps"] - logps.detach())[on]
+    assert log["sage/q_mean"] == pytest.approx(float(q.mean()), rel=1e-5)
+    assert log["sage/q_max"] == pytest.approx(float(q.max()), rel=1e-5)
+    assert log["sage/active"] == pytest.approx(float((q != 1).float().mean()))
+    assert log["entropy_q80"] == pytest.approx(np.quantile(h, 0.8), rel=1e-5)
+    assert log["entropy_q95"] == pytest.approx(np.quantile(h, 0.95), rel=1e-5)
+    assert log["kl_ref"] == pytest.approx(float((ratio.exp() - ratio - 1).mean()), abs=1e-6)
+    assert log["sage/pseudo_kl"] == pytest.approx(float(-(ratio + q.log()).mean()), abs=1e-6)
+    shaped = ratio + q.log()
+    assert log["kl"] == pytest.approx(float((shaped.exp() - shaped - 1).mean()), abs=1e-5)
+
+
+def test_distinct_answers_are_counted_per_group(folder, tmp_path):
+    def boxed(prompts, trainer):
+        out = tiny.given_rollouts(prompts, trainer)
+        tok = trainer.processing_class
+        texts = [f"<SOLUTION>{i % 4 // 2}</SOLUTION>" if i % 4 else "none" for i in range(len(prompts))]
+        out["completion_ids"] = [tok(t)["input_ids"] + [tok.eos_token_id] for t in texts]
+        out["logprobs"] = [[0.0] * len(i) for i in out["completion_ids"]]
+        return out
+
+    trainer = build(folder, tmp_path, given=boxed, max_completion_length=40)
+    trainer.train()
+    assert trainer.state.log_history[0]["sage/distinct_answers"] == 2.0  # per group: none, 0, 1, 1
+
+
+def test_a_centred_guide_has_no_mean_and_follows_length_no_more(folder, tmp_path):
+    seen = []
+
+    class Spy(SAGETrainer):
+        def held_log_q(self, inputs, *rest):
+            seen.append((super().held_log_q(inputs, *rest), inputs["completion_mask"]))
+            return seen[-1][0]
+
+    options = {"guide": "branch", "guide_center": "batch", "gradient_accumulation_steps": 2, "max_steps": 1}
+    build(folder, tmp_path, Spy, **options).train()
+    assert len(seen) == 2
+    total, count = sum(float(q.sum()) for q, _ in seen), sum(int(m.sum()) for _, m in seen)
+    assert total / count == pytest.approx(0, abs=1e-6)
+    assert any(abs(float(q.sum())) > 1e-3 for q, _ in seen), "the mean is the rollout batch's, not the slice's"
+    assert all((q[m == 0] == 0).all() for q, m in seen)
+
+
+def test_log_jsonl_holds_what_was_logged(folder, tmp_path):
+    trainer = build(folder, tmp_path, max_steps=3)
+    trainer.train()
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [x["step"] for x in lines if "loss" in x] == [1, 2, 3]
+    for line, logged in zip(lines, trainer.state.log_history):
+        assert line == logged
+
+
+def test_progress_shows_reward_kl_entropy_and_time_left(folder, tmp_path, capsys):
+    build(folder, tmp_path, disable_tqdm=False, max_steps=3).train()
+    lines = [x for x in capsys.readouterr().out.splitlines() if x.startswith("step ")]
+    assert len(lines) == 3
+    for word in ("step 1/3", "reward", "kl", "entropy", "s left"):
+        assert word in lines[0]
+
+
+def test_the_card_names_guide_estimator_and_anchor(folder, tmp_path):
+    trainer = build(
+        folder, tmp_path, guide="tempered", anchor_estimator="k1-reward", save_strategy="steps", save_steps=2
+    )
+    trainer.train()
+    card = (tmp_path / "README.md").read_text()
+    assert "TemperedGuide(ratio=0.5, threshold=1.2, kappa_max=0.5, source='policy')" in card
+    assert "q·π_ref" in card
+    assert "β = 0.2" in card
+    assert "k1 in the reward" in card
+    assert "arXiv" in card
+    assert "sage" in card.split("---")[1], "a tag for the Hub"
+
+
+def test_held_out_pass_at_k_is_measured_and_changes_nothing(folder, tmp_path):
+    def parity(completions, **kwargs):
+        return [float(len(c) % 2) for c in completions]
+
+    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(5)]
+    histories = {}
+    for name in ("with", "without"):
+        trainer = build(folder, tmp_path / name, given=False, max_steps=4, max_completion_length=8)
+        if name == "with":
+            callback = HeldOutPassAtK(trainer, rows, parity, every=2, n=4)
+            trainer.add_callback(callback)
+        torch.manual_seed(0)
+        trainer.train()
+        histories[name] = [h for h in trainer.state.log_history if "loss" in h]
+    held = [h for h in callback.trainer.state.log_history if "held_out/pass@1" in h]
+    assert [h["step"] for h in callback.history] == [0, 2, 4]
+    assert len(held) == 3
+    assert all(0 <= h["held_out/pass@1"] <= h["held_out/pass@4"] <= 1 for h in held)
+    assert held[0]["held_out/pass@4"] > held[0]["held_out/pass@1"] > 0
+    clock = {"step_time"}
+    strip = lambda hs: [{k: v for k, v in h.items() if k not in clock} for h in hs]  # noqa: E731
+    assert strip(histories["with"]) == strip(histories["without"])

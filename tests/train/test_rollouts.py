@@ -1,0 +1,174 @@
+"""Rollouts: where a completion ends, BNPO's advantage, DAPO's new prompts for flat groups."""
+
+import math
+
+import pytest
+import torch
+from datasets import Dataset
+
+from sage_rlvr import UserError
+from sage_rlvr.train import SAGETrainer, rollouts
+
+from . import tiny
+from .tiny import build
+
+# ---- where a completion ends ---------------------------------------------------------------------------------------
+
+
+def test_stop_cut_finds_the_token_that_completes_the_stop():
+    tok = tiny.tokenizer()
+    ids = tok("ab</SOLUTION>cd</SOLUTION>")["input_ids"]
+    assert tok.decode(ids[: rollouts.stop_cut(ids, ["</SOLUTION>"], tok.decode)]) == "ab</SOLUTION>"
+    assert rollouts.stop_cut(tok("abc")["input_ids"], ["</SOLUTION>"], tok.decode) is None
+    assert rollouts.stop_cut(ids, ["zz", "b<"], tok.decode) == 3
+
+
+def test_completions_stopped_by_a_string_are_finished(folder, tmp_path):
+    """Real sampling with transformers.generate: '7' or 'q' ends a completion; only those at the limit are truncated."""
+    batches = []
+
+    class Spy(SAGETrainer):
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            batches.append((output, dict(self._metrics["train"])))
+            return output
+
+    options = {"stop_strings": ["7", "q", "z", "k"], "mask_truncated_completions": True, "max_completion_length": 12}
+    options |= {"per_device_train_batch_size": 32, "max_steps": 3}
+    trainer = build(folder, tmp_path, Spy, given=False, **options)
+    trainer.train()
+    tok, kinds = trainer.processing_class, {"stopped": 0, "truncated": 0, "eos": 0}
+    for output, metrics in batches:
+        truncated = 0
+        for ids, mask in zip(output["completion_ids"].tolist(), output["completion_mask"].tolist()):
+            counted = [i for i, m in zip(ids, mask) if m]
+            text = tok.decode(counted)
+            hits = sum(text.count(s) for s in "7qzk")
+            if not counted:  # filtered: it must have run to the limit without an end
+                full = tok.decode(ids)
+                assert len(ids) == 12
+                assert not any(s in full for s in "7qzk")
+                assert tok.eos_token_id not in ids
+                kinds["truncated"] += 1
+                truncated += 1
+            elif hits:
+                assert hits == 1
+                assert text[-1] in "7qzk"
+                kinds["stopped"] += 1
+            else:
+                assert counted[-1] == tok.eos_token_id
+                kinds["eos"] += 1
+        assert metrics["completions/clipped_ratio"][-1] == pytest.approx(truncated / 32)
+        assert int(output["num_items_in_batch"]) == int(output["completion_mask"].sum())
+    assert kinds["stopped"] > 5, kinds
+    assert kinds["truncated"] > 5, kinds
+
+
+# ---- BNPO ----------------------------------------------------------------------------------------------------------
+
+
+def beta_pdf(p, a, b):
+    return p ** (a - 1) * (1 - p) ** (b - 1) * math.gamma(a + b) / (math.gamma(a) * math.gamma(b))
+
+
+def test_beta_advantage_by_hand():
+    rewards = torch.tensor([1, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0, 1, 1, 1, 1.0])
+    got = rollouts.beta_advantage(rewards, 4)
+    p = [0.25, 0.5, 0.75, 1.0]
+    mean, var = sum(p) / 4, sum((x - sum(p) / 4) ** 2 for x in p) / 4
+    both = mean * (1 - mean) / var - 1
+    a, b = mean * both, (1 - mean) * both
+    for i, r in enumerate(rewards.tolist()):
+        here = p[i // 4]
+        want = 0.0 if here == 1.0 else (r - here) / beta_pdf(here, 1 + a / 3, 1 + b / 3)
+        assert float(got[i]) == pytest.approx(want, rel=1e-4)
+
+
+def test_beta_advantage_special_cases():
+    """(1, 1) is REINFORCE with a baseline; (3/2, 3/2) is GRPO up to a constant; nan and flat groups carry nothing."""
+    extreme = torch.tensor([1, 1, 0, 0.0])  # p = 1 and 0: the fit degenerates to (1, 1), and r − p is 0 everywhere
+    assert rollouts.beta_advantage(extreme, 2).tolist() == [0, 0, 0, 0]
+    grpo = {x: (1 - x) / math.sqrt(x * (1 - x)) for x in (0.2, 0.5, 0.7)}
+    ours = {x: (1 - x) / beta_pdf(x, 1.5, 1.5) for x in grpo}
+    assert len({round(ours[x] / grpo[x], 9) for x in grpo}) == 1
+    some = torch.tensor([float("nan"), 1, 0, 1, float("nan"), float("nan"), float("nan"), float("nan")])
+    got = rollouts.beta_advantage(some, 4)
+    assert got[0] == 0
+    assert got[4:].tolist() == [0] * 4
+    assert got[1] > 0 > got[2]
+    alike = rollouts.beta_advantage(torch.tensor([1, 0, 1, 0.0]), 2)
+    assert torch.isfinite(alike).all()
+    assert alike[0] > 0
+    with pytest.raises(UserError, match="takes rewards between 0 and 1"):
+        rollouts.beta_advantage(torch.tensor([2.0, 0.0]), 2)
+
+
+def test_bnpo_trains_with_its_own_advantage(folder, tmp_path):
+    seen = []
+
+    class Spy(SAGETrainer):
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            seen.append((output["advantages"], self._rewards))
+            return output
+
+    options = {"loss_type": "bnpo", "advantage": "beta", "per_device_train_batch_size": 16}
+    build(folder, tmp_path, Spy, **options).train()
+    for advantages, rewards in seen:
+        assert torch.allclose(advantages, rollouts.beta_advantage(rewards, 4))
+        assert advantages.abs().sum() > 0
+
+
+# ---- DAPO ----------------------------------------------------------------------------------------------------------
+
+
+def odd_reward(prompts, completions, **kwargs):
+    """Flat (all 0) for even prompts, uneven within the group for odd ones."""
+    return [float(i % 2) * (int(p.split("+")[0]) % 2) for i, p in enumerate(prompts)]
+
+
+@pytest.mark.parametrize("rounds", [1, 8])
+def test_dynamic_sampling_draws_new_prompts_for_flat_groups(folder, tmp_path, rounds):
+    seen = []
+
+    class Spy(SAGETrainer):
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            seen.append((output, {k: v[-1] for k, v in self._metrics["train"].items()}))
+            return output
+
+    options = {"dynamic_sampling": rounds, "per_device_train_batch_size": 24, "max_steps": 3}
+    trainer = build(folder, tmp_path, Spy, reward=odd_reward, **options)
+    trainer.train()
+    tok, left = trainer.processing_class, 0
+    for output, metrics in seen:
+        prompts = tok.batch_decode(output["prompt_ids"], skip_special_tokens=True)
+        assert len(prompts) == 24
+        for i in range(0, 24, 4):
+            assert len(set(prompts[i : i + 4])) == 1, "groups stay whole"
+            odd = int(prompts[i].split("+")[0]) % 2
+            assert bool(output["advantages"][i : i + 4].any()) == bool(odd)
+            left += not odd
+            for row in range(i, i + 4):  # a replaced row brings its own completion along
+                digest = tiny.given_rollouts([prompts[i]] * 4, trainer)["completion_ids"][row % 4]
+                ids, mask = output["completion_ids"][row], output["completion_mask"][row].bool()
+                assert ids[mask].tolist() == digest
+        assert int(output["num_items_in_batch"]) == int(output["completion_mask"].sum())
+        assert metrics["sage/resample_rounds"] <= rounds
+    assert metrics["reward"] is not None
+    counted = sum(m["sage/flat_groups_left"] for _, m in seen)
+    assert counted == left
+    assert sum(m["sage/resampled_groups"] for _, m in seen) > 0
+    assert (left == 0) if rounds == 8 else (left > 0)
+    history = [h for h in trainer.state.log_history if "reward" in h]
+    assert all(h["reward"] <= 0.5 for h in history), "extra rounds are not steps of their own"
+
+
+def test_prompt_stream_is_a_function_of_seed_and_position():
+    data = Dataset.from_dict({"prompt": list("abcdefg")})
+    a, b = rollouts.PromptStream(data, 3), rollouts.PromptStream(data, 3)
+    walk = [r["prompt"] for r in a.take(21)]
+    assert sorted(walk[:7]) == sorted(walk[7:14]) == list("abcdefg")
+    assert walk[:7] != walk[7:14]
+    b.position = 10
+    assert [r["prompt"] for r in b.take(11)] == walk[10:]
