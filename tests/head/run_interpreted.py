@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sage_rlvr.head import functions, kernels, logps_and_entropies, softmax
+from sage_rlvr.head import functions, kernels, logps_and_entropies, softmax, tiles
 from tests.head.exact import Case, answer, draw, off
 
 
@@ -36,7 +36,8 @@ def probe():
         sys.exit(77)
 
 
-def errors(case: Case, pull, lean=None, *, trainable=False, **options):
+def errors(case: Case, pull, lean=None, *, trainable=False, room=5 << 30, **options):
+    tiles.KEPT = room
     shape = {k: v for k, v in options.items() if k in ("temperature", "softcap", "logit_scale")}
     exact = answer(case, pull, lean, mask=options.get("mask_N"), **shape)
     hidden = case.hidden.clone().requires_grad_()
@@ -72,6 +73,8 @@ def cases():
     yield "frozen, masked", draw(6, 8, 300), {"mask_N": torch.tensor([1, 0, 1, 0, 0, 1])}
     yield "frozen, nothing counts", draw(2, 8, 300), {"mask_N": torch.zeros(2)}
     yield "one token", draw(1, 8, 129), {}
+    yield "trainable, late logits", late(draw(6, 8, 512)), {"chunk": (4, 128), "trainable": True}
+    yield "trainable, no room", draw(5, 16, 500, spread=0.3, bias=True), {"trainable": True, "room": 0}
     yield "trainable", draw(5, 16, 500, spread=0.3, bias=True), {"trainable": True}
     yield "trainable, capped, bf16", draw(5, 16, 500, spread=0.3, bias=True, **half), {"trainable": True, **capped}
     yield "entropy gradient", draw(5, 16, 500, spread=0.3), {"lean": torch.randn(5), **capped}

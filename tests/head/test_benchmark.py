@@ -31,7 +31,7 @@ def test_the_tiny_run_fills_every_part(run):
     assert found["measurement"] is False
     assert {"head", "odd", "trainable", "linearity", "profile", "versions", "machine"} <= found.keys()
     for rows in found["head"].values():
-        for name in ("full logits", "TRL fused head", "ours"):
+        for name in ("full logits, TRL ≤ 1.14", "full logits, TRL 1.16", "TRL fused head", "ours"):
             assert rows[name]["ms"] > 0
         assert rows["ours"]["error"]["gradient"] < 1e-2
         for name in ("verl fused kernel", "Liger GRPO loss (no entropy)"):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.head import logps_and_entropies
+from sage_rlvr.head import logps_and_entropies, tiles
 
 from .exact import Case, answer, draw, off
 
@@ -42,7 +42,14 @@ def run(case: Case, pull, pull_entropies=None, *, trainable=False, **options):
     return logps.detach(), entropies.detach(), [t.grad for t in (hidden, weight, bias) if t is not None]
 
 
-@pytest.mark.parametrize("trainable", [False, True])
+@pytest.fixture(params=["frozen", "kept", "recomputed"])
+def trainable(request, monkeypatch):
+    """Whether the head learns; its exponentials are kept for the backward, or there is no room for them."""
+    if request.param == "recomputed":
+        monkeypatch.setattr(tiles, "KEPT", 0)
+    return request.param != "frozen"
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("name", SHAPES)
 def test_float32_agrees_with_float64(name, bias, trainable):
@@ -56,13 +63,13 @@ def test_float32_agrees_with_float64(name, bias, trainable):
         assert mine is None if not trainable else off(mine, exact) < 1e-5
 
 
-@pytest.mark.parametrize("trainable", [False, True])
+@pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_entropy_has_a_gradient_when_asked(name, trainable):
+def test_the_entropy_has_a_gradient_when_asked(name, learns):
     case, pull, lean = draw(11, 16, 300, bias=True, spread=0.3), torch.randn(11), torch.randn(11)
     _, _, grads = answer(case, pull, lean, **SHAPES[name])
-    found = run(case, pull, lean, trainable=trainable, chunk=TILES, **SHAPES[name])[2]
-    for mine, exact in list(zip(found, grads))[: 3 if trainable else 1]:
+    found = run(case, pull, lean, trainable=learns, chunk=TILES, **SHAPES[name])[2]
+    for mine, exact in list(zip(found, grads))[: 3 if learns else 1]:
         assert off(mine, exact) < 1e-5
 
 
@@ -76,6 +83,7 @@ def test_gradcheck_in_float64():
         return logps_and_entropies(hidden, weight, case.targets, bias=bias, entropy_grad=entropy_grad, **options)
 
     assert torch.autograd.gradcheck(every, leaves)
+    assert torch.autograd.gradcheck(lambda *t: every(*t, entropy_grad=False)[0], leaves)
     weight, bias = case.weight.detach(), case.bias.detach()
     assert torch.autograd.gradcheck(lambda h: every(h, weight, bias, entropy_grad=False)[0], (case.hidden,))
 
@@ -90,7 +98,6 @@ def test_odd_sizes_at_the_sizes_chosen_by_bytes(n, width, vocab):
     assert off(found[2][0], grads[0]) < 1e-5
 
 
-@pytest.mark.parametrize("trainable", [False, True])
 def test_masked_positions_are_skipped(trainable):
     case, pull = draw(40, 12, 200, spread=0.3), torch.randn(40)
     mask = torch.rand(40) < 0.4
@@ -110,7 +117,6 @@ def test_masked_positions_are_skipped(trainable):
         assert off(found[2][1], grads[1]) < 1e-5
 
 
-@pytest.mark.parametrize("trainable", [False, True])
 def test_nothing_counts(trainable):
     case = draw(6, 8, 50)
     case.targets[:] = -100
@@ -201,15 +207,16 @@ def test_buffers_are_bounded_by_bytes_whatever_the_batch():
             for width in (896, 1536, 3584, 8192):
                 frozen = frozen_tiles(n, vocab, width, 2, 132)
                 assert frozen.tokens * frozen.vocab * 6 <= BUDGET * 1.02  # a tile is rounded up to 128 columns
-            for tiles, each in ((reading_tiles(n, vocab), 4), (square_tiles(n, vocab), 6)):
-                assert tiles.tokens * tiles.vocab * each <= max(BUDGET, 8192 * 8192 * 6) * 1.02
+            for other, each in ((reading_tiles(n, vocab), 4), (square_tiles(n, vocab), 6)):
+                assert other.tokens * other.vocab * each <= max(BUDGET, 8192 * 8192 * 6) * 1.02
     at_issue_size = frozen_tiles(16_384, 151_936, 3584, 2, 132)
     saved = 16_384 * 3584 * 4
     assert at_issue_size.tokens * at_issue_size.vocab * 6 + saved <= 0.6 * 2**30
 
 
-def test_no_tensor_is_as_large_as_the_logits():
-    """Every tensor that any operation returns, forward and backward."""
+def test_no_tensor_is_as_large_as_the_logits(monkeypatch):
+    """Every tensor that any operation returns, forward and backward, but for a head that learns where they have room."""
+    monkeypatch.setattr(tiles, "KEPT", 0)
     from torch.utils._python_dispatch import TorchDispatchMode
 
     sizes = []

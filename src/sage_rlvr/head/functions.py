@@ -2,8 +2,9 @@
 
 The gradient of log π(y) with respect to its hidden state, (W[y] − Σ_v p_v·W_v)/T, does not depend on the loss. Where the head
 is frozen (LoRA), the forward pass computes that one vector a token beside the log-prob: two matrix passes, and a backward that
-scales rows. Where the head learns, or an entropy bonus does, the backward needs the loss's weights before it can sum over
-tokens or mix two gradients: it computes the logits again, tile by tile (three passes, four with the weight's gradient).
+scales rows. Where the head learns, the backward needs the loss's weights before it can sum over tokens: the exponentials of the
+forward pass wait for it while they fit (``tiles.KEPT``), one product more. Beyond that, and for an entropy bonus, whose gradient
+mixes with the other, it computes the logits again, tile by tile (three passes, four with the weight's gradient).
 """
 
 import importlib.util
@@ -19,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.head import softmax as in_torch
+from sage_rlvr.head import tiles
 from sage_rlvr.head.softmax import Rows, Shape, Softmax, limit
 from sage_rlvr.head.tiles import Tiles, frozen_tiles, multiprocessors, product, reading_tiles, square_tiles
 
@@ -68,11 +70,20 @@ def logps_and_entropies(
         ):
             done = _read(hidden_ND, weight_VD, bias, targets_N, kept, settings)
             logps, entropies = _spread(done, kept, len(hidden_ND))
+        elif not entropy_grad and _fits(hidden_ND, weight_VD, kept, dtype):
+            logps, entropies = _Kept.apply(hidden_ND, weight_VD, bias, targets_N, kept, settings)
         elif entropy_grad or weight_VD.requires_grad or (bias is not None and bias.requires_grad):
             logps, entropies = _Recomputed.apply(hidden_ND, weight_VD, bias, targets_N, kept, settings, entropy_grad)
         else:
             logps, entropies = _Frozen.apply(hidden_ND, weight_VD, bias, targets_N, kept, settings)
     return logps, entropies if entropy else None
+
+
+def _fits(hidden: Tensor, weight: Tensor, kept: Tensor | None, dtype: torch.dtype) -> bool:
+    """The head learns, and its exponentials may wait. Not in float16: over a large sum the rows' weights would be 0 there."""
+    n = len(hidden) if kept is None else len(kept)
+    small = 0 < n * len(weight) * dtype.itemsize <= tiles.KEPT
+    return small and weight.requires_grad and hidden.requires_grad and dtype != torch.float16
 
 
 def tile_functions(device: torch.device, dtype: torch.dtype) -> ModuleType:
@@ -118,15 +129,15 @@ def _read(
 ) -> Softmax:
     """One matrix pass: the statistics alone."""
     n, vocab = len(targets) if kept is None else len(kept), len(weight)
-    tiles = settings.tiles or reading_tiles(n, vocab)
+    cut = settings.tiles or reading_tiles(n, vocab)
     run = tile_functions(hidden.device, settings.dtype)
-    tile_MC = torch.empty(tiles.tokens, tiles.vocab, device=hidden.device, dtype=settings.sums)
+    tile_MC = torch.empty(cut.tokens, cut.vocab, device=hidden.device, dtype=settings.sums)
     parts = []
-    for a, b in _spans(n, tiles.tokens):
+    for a, b in _spans(n, cut.tokens):
         hidden_MD = _rows_of(hidden, kept, a, b).to(settings.dtype)
         targets_M = _rows_of(targets, kept, a, b)
         rows = Rows.new(b - a, hidden.device, settings.sums)
-        for c, d in _spans(vocab, tiles.vocab):
+        for c, d in _spans(vocab, cut.vocab):
             logits_MC = tile_MC[: b - a, : d - c]
             product(logits_MC, hidden_MD, weight[c:d].to(settings.dtype).t())
             bias_C = None if bias is None else bias[c:d]
@@ -137,24 +148,33 @@ def _read(
 
 
 def _read_with_directions(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, kept: Tensor | None, settings: Settings
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    kept: Tensor | None,
+    settings: Settings,
+    plane_nV: Tensor | None = None,
 ) -> tuple[Softmax, Tensor]:
-    """Two matrix passes: the statistics, and ∂logp/∂hidden of each token (n, D)."""
+    """Two matrix passes: the statistics, and ∂logp/∂hidden of each token (n, D). ``plane_nV`` gets −∂logp/∂product, each row
+    times its total ÷ gain."""
     n, (vocab, width) = len(targets) if kept is None else len(kept), weight.shape
     units = multiprocessors(hidden.device)
-    tiles = settings.tiles or frozen_tiles(n, vocab, width, settings.dtype.itemsize, units)
+    cut = settings.tiles or frozen_tiles(n, vocab, width, settings.dtype.itemsize, units)
     run = tile_functions(hidden.device, settings.dtype)
-    tile_MC = torch.empty(tiles.tokens, tiles.vocab, device=hidden.device, dtype=settings.sums)
-    exps_MC = torch.empty(tiles.tokens, tiles.vocab, device=hidden.device, dtype=settings.dtype)
+    tile_MC = torch.empty(cut.tokens, cut.vocab, device=hidden.device, dtype=settings.sums)
+    if plane_nV is None:
+        exps_MC = torch.empty(cut.tokens, cut.vocab, device=hidden.device, dtype=settings.dtype)
     out_nD = torch.empty(n, width, device=hidden.device, dtype=settings.sums)
     parts = []
-    for a, b in _spans(n, tiles.tokens):
+    for a, b in _spans(n, cut.tokens):
         hidden_MD = _rows_of(hidden, kept, a, b).to(settings.dtype)
         targets_M = _rows_of(targets, kept, a, b)
         rows = Rows.new(b - a, hidden.device, settings.sums)
         sum_MD = out_nD[a:b]
-        for c, d in _spans(vocab, tiles.vocab):
-            logits_MC, e_MC = tile_MC[: b - a, : d - c], exps_MC[: b - a, : d - c]
+        for c, d in _spans(vocab, cut.vocab):
+            logits_MC = tile_MC[: b - a, : d - c]
+            e_MC = exps_MC[: b - a, : d - c] if plane_nV is None else plane_nV[a:b, c:d]
             weight_CD = weight[c:d].to(settings.dtype)
             product(logits_MC, hidden_MD, weight_CD.t())
             bias_C = None if bias is None else bias[c:d]
@@ -162,12 +182,27 @@ def _read_with_directions(
             run.fold(logits_MC, bias_C, targets_M - c, rows, settings.shape, e_MC, entropy=settings.entropy, room=room)
             if c:
                 run.rescale(sum_MD, rows.factor)
+                if plane_nV is not None:
+                    run.rescale(plane_nV[a:b, :c], rows.factor)
             product(sum_MD, e_MC, weight_CD, add=c > 0)
         done = rows.close()
         own_M = settings.shape.gain * done.miss * settings.shape.slope(done.target)
         run.directions(sum_MD, weight, targets_M, own_M, settings.shape.gain / done.total)
+        if plane_nV is not None:
+            place = targets_M.clamp(0, vocab - 1).unsqueeze(1)
+            own = torch.where(
+                done.target.isnan(), done.target, -done.miss * done.total * settings.shape.slope(done.target)
+            )
+            plane_nV[a:b].scatter_(1, place, own.to(plane_nV.dtype).unsqueeze(1))
         parts.append(done)
     return _joined(parts, hidden, settings.sums), out_nD
+
+
+def _scaled(directions_nD: Tensor, grad_logps_N: Tensor, kept: Tensor | None, n: int, dtype: torch.dtype) -> Tensor:
+    """The gradient in the hidden states, (N, D), rounded once."""
+    weights = grad_logps_N if kept is None else grad_logps_N.index_select(0, kept)
+    grad = torch.mul(directions_nD, weights.unsqueeze(1), out=torch.empty_like(directions_nD, dtype=dtype))
+    return grad if kept is None else grad.new_zeros(n, grad.shape[1]).index_copy_(0, kept, grad)
 
 
 class _Frozen(torch.autograd.Function):
@@ -195,11 +230,48 @@ class _Frozen(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_logps_N: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         directions_nD, kept = ctx.saved_tensors
-        weights = grad_logps_N if kept is None else grad_logps_N.index_select(0, kept)
-        grad = torch.mul(directions_nD, weights.unsqueeze(1), out=torch.empty_like(directions_nD, dtype=ctx.dtype))
-        if kept is not None:
-            grad = grad.new_zeros(ctx.n, grad.shape[1]).index_copy_(0, kept, grad)
-        return grad, None, None, None, None, None
+        return _scaled(directions_nD, grad_logps_N, kept, ctx.n, ctx.dtype), None, None, None, None, None
+
+
+class _Kept(torch.autograd.Function):
+    """As frozen, and the exponentials wait: the gradients of the weight and the bias are one product with them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        kept: Tensor | None,
+        settings: Settings,
+    ) -> tuple[Tensor, Tensor]:
+        n, vocab = len(targets) if kept is None else len(kept), len(weight)
+        stride = -(-vocab // 128) * 128  # products want aligned rows
+        plane_nV = torch.empty(n, stride, device=hidden.device, dtype=settings.dtype)[:, :vocab]
+        done, directions_nD = _read_with_directions(hidden, weight, bias, targets, kept, settings, plane_nV)
+        ctx.save_for_backward(hidden, directions_nD, plane_nV, -settings.shape.gain / done.total, kept)
+        ctx.settings, ctx.weight, ctx.bias = settings, weight.dtype, None if bias is None else bias.dtype
+        logps, entropies = _spread(done, kept, len(hidden))
+        ctx.mark_non_differentiable(entropies)
+        return logps, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logps_N: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        hidden, directions_nD, plane_nV, rest_n, kept = ctx.saved_tensors
+        settings: Settings = ctx.settings
+        d_hidden = _scaled(directions_nD, grad_logps_N, kept, len(hidden), hidden.dtype)
+        pull_n = (rest_n * (grad_logps_N if kept is None else grad_logps_N.index_select(0, kept))).unsqueeze(1)
+        hidden_nD = hidden if kept is None else hidden.index_select(0, kept)
+        d_weight = torch.empty(plane_nV.shape[1], hidden.shape[1], device=hidden.device, dtype=ctx.weight)
+        product(d_weight, plane_nV.t(), (pull_n * hidden_nD).to(settings.dtype))
+        d_bias = None
+        if ctx.needs_input_grad[2]:
+            d_bias = torch.empty(plane_nV.shape[1], 1, device=hidden.device, dtype=settings.sums)
+            product(d_bias, plane_nV.t(), pull_n.to(settings.dtype))
+            d_bias = d_bias.squeeze(1).to(ctx.bias)
+        return d_hidden, d_weight, d_bias, None, None, None
 
 
 class _Recomputed(torch.autograd.Function):
@@ -239,7 +311,7 @@ class _Recomputed(torch.autograd.Function):
             return nothing
         n, (vocab, width) = len(reference), weight.shape
         sums, device = settings.sums, hidden.device
-        tiles = settings.tiles or square_tiles(n, vocab)
+        cut = settings.tiles or square_tiles(n, vocab)
         run = tile_functions(device, settings.dtype)
 
         def counted(tensor: Tensor | None) -> Tensor | None:
@@ -250,16 +322,16 @@ class _Recomputed(torch.autograd.Function):
         grad_logps, grad_entropies = counted(grad_logps_N), counted(grad_entropies_N)
         hidden_nD = (hidden if kept is None else hidden.index_select(0, kept)).to(settings.dtype)
         targets_n = targets if kept is None else targets.index_select(0, kept)
-        tile_MC = torch.empty(tiles.tokens, tiles.vocab, device=device, dtype=sums)
-        grads_MC = torch.empty(tiles.tokens, tiles.vocab, device=device, dtype=settings.dtype)
+        tile_MC = torch.empty(cut.tokens, cut.vocab, device=device, dtype=sums)
+        grads_MC = torch.empty(cut.tokens, cut.vocab, device=device, dtype=settings.dtype)
         d_hidden = torch.zeros(n, width, device=device, dtype=sums) if wants_hidden else None
         d_weight = torch.zeros_like(weight, memory_format=torch.contiguous_format) if wants_weight else None
-        d_tile = torch.empty(min(tiles.vocab, vocab), width, device=device, dtype=sums) if wants_weight else None
+        d_tile = torch.empty(min(cut.vocab, vocab), width, device=device, dtype=sums) if wants_weight else None
         d_bias = torch.zeros(vocab, device=device, dtype=sums) if wants_bias else None
-        for c, d in _spans(vocab, tiles.vocab):
+        for c, d in _spans(vocab, cut.vocab):
             weight_CD = weight[c:d].to(settings.dtype)
             bias_C = None if bias is None else bias[c:d]
-            for a, b in _spans(n, tiles.tokens):
+            for a, b in _spans(n, cut.tokens):
                 logits_MC, grad_MC = tile_MC[: b - a, : d - c], grads_MC[: b - a, : d - c]
                 product(logits_MC, hidden_nD[a:b], weight_CD.t())
                 part = Softmax(reference[a:b], miss, log_total[a:b], miss[a:b], miss, miss, entropies[a:b])

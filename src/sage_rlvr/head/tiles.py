@@ -9,10 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# To be tuned on the GPU (benchmarks/gpu/head.py --sweep), here and nowhere else.
+# Tuned on an H200 (benchmarks/gpu/head.py --sweep).
 BUDGET = 368 << 20  # bytes of one tile; 235 MB of saved vectors come on top at 16,384 tokens of 3,584
 MIN_TOKENS, MAX_TOKENS = 2048, 4096  # rows of a tile: enough to fill the matrix units, few enough for a wide vocabulary
 OUT_ROWS, OUT_COLS = 128, 256  # the output block one multiprocessor works on in a large bf16 product on Hopper
+KEPT = (
+    5 << 30
+)  # bytes of exponentials that may wait for the backward of a head that learns; beyond, they are computed again
 SQUARE = 8192  # side of a tile where both gradients are summed: each sum is read and written once per tile
 MULTIPROCESSORS = 132  # of an H100 or H200; read off the device where there is one
 
@@ -26,8 +29,10 @@ class Tiles:
 
 
 def product(out: Tensor, a: Tensor, b: Tensor, *, add: bool = False) -> None:
-    """out (+)= a @ b, summed and kept in ``out``'s float32 (float64), never rounded to the factors' bf16."""
-    if a.is_cuda and a.dtype in HALF:
+    """out (+)= a @ b, summed in float32 (float64) and rounded once, to ``out``'s dtype."""
+    if not a.is_cuda and out.dtype in HALF:
+        out.copy_(torch.mm(a.float(), b.float()))
+    elif a.is_cuda and a.dtype in HALF:
         if add:
             torch.addmm(out, a, b, out_dtype=out.dtype, out=out)
         else:
