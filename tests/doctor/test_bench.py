@@ -58,9 +58,9 @@ def test_a_replay_counts_passes_and_padded_tokens():
     assert phases["reference"] + phases["verify"] <= phases["rollout, verify and reference"] <= phases["training step"]
 
 
-def script(monkeypatch, *args):
-    monkeypatch.setattr(sys, "argv", ["step.py", *args])
-    runpy.run_path(str(ROOT / "benchmarks/gpu/step.py"), run_name="__main__")
+def script(monkeypatch, *args, name="step.py"):
+    monkeypatch.setattr(sys, "argv", [name, *args])
+    runpy.run_path(str(ROOT / "benchmarks/gpu" / name), run_name="__main__")
 
 
 def test_the_gpu_script_runs_small_and_keeps_other_parts(tmp_path, monkeypatch):
@@ -81,3 +81,18 @@ def test_the_gpu_script_refuses_a_part_it_does_not_have(tmp_path, monkeypatch, c
         script(monkeypatch, "--tiny", "--parts", "a,x", "--out", str(tmp_path / "x.json"))
     assert stopped.value.code == 2
     assert "--parts a,x" in capsys.readouterr().err
+
+
+def test_the_whole_step_runs_small_and_its_phases_add_up(tmp_path, monkeypatch):
+    out = tmp_path / "new" / "whole.json"
+    script(monkeypatch, "--tiny", "--steps", "2", "--our_tokens", "200", "--out", str(out), name="whole_step.py")
+    found = json.loads(out.read_text())
+    assert found["measurement"] is False
+    for who in ("ours", "theirs"):
+        assert {"rollout", "reference", "verify", "update", "optimizer", "rest"} <= found[who]["ms"].keys(), found[who]
+        assert len(found[who]["steps"]) == 2
+        for step in found[who]["steps"]:
+            parts = sum(ms for name, ms in step.items() if name not in ("step", "all but rollout"))
+            assert step["step"] == pytest.approx(parts)
+    assert found["ours"]["tokens"] == found["theirs"]["tokens"]  # the same prompts, seed and draws
+    assert found["theirs ÷ ours"]["step"] > 0
