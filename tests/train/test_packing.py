@@ -277,6 +277,24 @@ def test_trimmed_columns_are_padding_and_nothing_else():
         packing.take(batch | {"pixel_values": torch.ones(3)}, [0], sizes)
 
 
+def test_rows_reach_the_model_straight():
+    """Prompt and completion without a gap, padding behind, labels on the completion alone, scores back in their places."""
+    ids = torch.tensor([[0, 0, 11, 12, 21, 22, 23], [13, 14, 15, 16, 24, 0, 0], [0, 0, 0, 17, 25, 26, 0]])
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0], [0, 0, 0, 1, 0, 0, 0]])  # the last: masked as truncated
+    seen = []
+
+    def model(rows, labels):
+        seen.append((rows.tolist(), labels.tolist()))
+        return labels[:, 1:].double(), None  # the score of a token is its id
+
+    logps, entropies = packing.straight_pass(model, ids, mask, keep=3)
+    (rows, labels), none = seen[0], -100
+    assert rows == [[11, 12, 21, 22, 23], [13, 14, 15, 16, 24], [17, 0, 0, 0, 0]]
+    assert labels == [[none, none, 21, 22, 23], [none] * 4 + [24], [none] * 5]
+    assert logps.tolist() == [[21, 22, 23], [24, 0, 0], [0, 0, 0]]
+    assert entropies is None
+
+
 def test_two_processes_pack_to_the_gradient_of_one(folder, tmp_path):
     """Ranks whose rows differ in length and weight make the same number of passes; gradients are one process's, unsplit."""
     cases = {

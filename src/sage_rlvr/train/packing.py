@@ -1,7 +1,8 @@
-"""Rows into micro-batches by length: each under a budget of padded tokens, each trimmed to its own longest row.
+"""Rows into micro-batches by length: each under a budget of padded tokens, each as wide as its own longest row.
 
-A row is P prompt tokens, padded on the left, then C completion tokens, padded on the right. A micro-batch of n rows costs
-n·(longest P + longest C) tokens; a batch padded as a whole costs that for its longest row in every row.
+A row is P prompt tokens, padded on the left, then C completion tokens, padded on the right. The model gets it straight: prompt
+and completion without a gap, all padding behind them. So n rows cost n·(longest P + C) tokens, and no token looks at padding:
+causal attention needs no mask, and takes the fast kernels that have none.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ class Lengths:
     completion: list[int]
 
     def width(self, rows: Sequence[int]) -> int:
-        return max(self.prompt[i] for i in rows) + max(self.completion[i] for i in rows)
+        return max(self.prompt[i] + self.completion[i] for i in rows)
 
     def padded(self, parts: Sequence[Sequence[int]]) -> int:
         return sum(len(rows) * self.width(rows) for rows in parts)
@@ -52,14 +53,11 @@ def _reach(mask: Tensor) -> Tensor:
 def cut(sizes: Lengths, rows: Sequence[int], budget: int) -> list[list[int]]:
     """``rows`` longest first (the largest allocation is the first), as many to a part as fit the budget, one at the least."""
     parts: list[list[int]] = []
-    prompt = completion = 0
-    for row in sorted(rows, key=lambda i: (-sizes.prompt[i] - sizes.completion[i], i)):
-        prompt, completion = max(prompt, sizes.prompt[row]), max(completion, sizes.completion[row])
-        if parts and (len(parts[-1]) + 1) * (prompt + completion) <= budget:
+    for row in sorted(rows, key=lambda i: (-sizes.width([i]), i)):
+        if parts and (len(parts[-1]) + 1) * sizes.width(parts[-1][:1]) <= budget:
             parts[-1].append(row)
         else:
             parts.append([row])
-            prompt, completion = sizes.prompt[row], sizes.completion[row]
     return parts
 
 
@@ -105,30 +103,41 @@ def take(inputs: dict[str, Any], rows: Sequence[int], sizes: Lengths) -> dict[st
     return out
 
 
-Pass = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor | None, Any]]
+# ---- straight rows through the model -----------------------------------------------------------------------------------
+
+Scored = tuple[Tensor, Tensor | None]  # log-probs and entropies
+Model = Callable[[Tensor, Tensor], Scored]  # ids, labels (n, T) → of tokens 1 to T − 1
 
 
-def packed_pass(
-    run: Pass, ids: Tensor, mask: Tensor, keep: int, budget: int, accelerator: Any
-) -> tuple[Tensor, Tensor | None, None]:
-    """``run(ids, mask, keep)`` → log-probs and entropies (B, keep), in micro-batches; without gradient. ids, mask (B, P + keep).
+def straight_pass(model: Model, ids: Tensor, mask: Tensor, keep: int) -> Scored:
+    """Log-probs and entropies (n, keep) of the last ``keep`` columns; 0 where ``mask`` is. ids, mask (n, P + keep)."""
+    prompt = ids.shape[1] - keep
+    before = _reach(mask[:, :prompt].bool().flip(1))  # (n,) prompt tokens
+    reach = before + _reach(mask[:, prompt:].bool())
+    width = max(int(reach.max()), LEAST_COLUMNS)
+    place = torch.arange(width, device=ids.device)
+    source = (place + prompt - before[:, None]).clamp(max=ids.shape[1] - 1)
+    inside = place < reach[:, None]
+    straight, counted = ids.gather(1, source), mask.gather(1, source).bool() & inside
+    straight = straight * inside  # any token: nothing looks at what comes after
+    labels = torch.where(counted & (place >= before[:, None]), straight, -100)
+    back = (before[:, None] - 1 + torch.arange(keep, device=ids.device)).clamp(0, width - 2)
+    shown = mask[:, prompt:].to(torch.bool)
+    return tuple(None if x is None else x.gather(1, back) * shown for x in model(straight, labels))  # type: ignore[return-value]
 
-    Positions that no part reaches are padding: 0, as TRL's head has them.
-    """
+
+def packed_pass(model: Model, ids: Tensor, mask: Tensor, keep: int, budget: int, accelerator: Any) -> Scored:
+    """``straight_pass`` in micro-batches; without gradient."""
     prompt = ids.shape[1] - keep
     sizes = lengths(mask[:, :prompt], mask[:, prompt:])
     parts = cut(sizes, range(len(ids)), budget)
-    parts = into(parts, most_of(len(parts), accelerator))
-    logps: Tensor | None = None
-    entropies: Tensor | None = None
-    for rows in parts:
-        left, right = max(sizes.prompt[i] for i in rows), min(keep, max(sizes.completion[i] for i in rows))
-        index, window = torch.tensor(rows, device=ids.device), slice(prompt - left, prompt + right)
-        part, entropy, _ = run(ids[index, window], mask[index, window], right)
-        logps = part.new_zeros(len(ids), keep) if logps is None else logps
-        logps[index, :right] = part
-        if entropy is not None:
-            entropies = entropy.new_zeros(len(ids), keep) if entropies is None else entropies
-            entropies[index, :right] = entropy
+    out: list[Tensor | None] = [None, None]
+    for rows in into(parts, most_of(len(parts), accelerator)):
+        index = torch.tensor(rows, device=ids.device)
+        for number, found in enumerate(straight_pass(model, ids[index], mask[index], keep)):
+            if found is not None:
+                whole = out[number] = found.new_zeros(len(ids), keep) if out[number] is None else out[number]
+                whole[index] = found  # type: ignore[index]
+    logps, entropies = out
     assert logps is not None
-    return logps, entropies, None
+    return logps, entropies

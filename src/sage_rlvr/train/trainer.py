@@ -26,6 +26,7 @@ from sage_rlvr.head import Head, covers, in_place
 from sage_rlvr.train import measure, microbatches, packing, rollouts
 from sage_rlvr.train.callbacks import LogFile, ProgressLine, SaveOnSigterm, replace_progress
 from sage_rlvr.train.card import describe
+from sage_rlvr.train.casts import keep_inputs
 from sage_rlvr.train.checkpoint import ResumableSampler, last_complete, load_state, save_state
 from sage_rlvr.train.config import SAGEConfig
 from sage_rlvr.train.lens import IN_TRL, LossLens, RolloutLens
@@ -72,6 +73,7 @@ class SAGETrainer(GRPOTrainer):
         self.found: list[microbatches.Found] | None = None  # what a slice in micro-batches measures at its end
         self.over_budget_said = False
         super().__init__(model, reward_funcs, args, *rest, **more)
+        keep_inputs(self.model)
         self._head = self._make_head()
         self.penalty_in_loss = (self.beta != 0 and self.estimator != "k1-reward") or self._entropy_bonus_enabled
         microbatches.check(self)
@@ -322,15 +324,26 @@ class SAGETrainer(GRPOTrainer):
     ) -> Any:
         lens, budget = self._lens, self.args.tokens_per_microbatch
         wanted = compute_entropy or (lens is not None and lens.wants_entropy(model))
-        run = partial(super()._get_per_token_logps_and_entropies, model, compute_entropy=wanted)
         with in_place(trl_utils, self._head):
-            if budget is None or torch.is_grad_enabled() or any(kwargs.get(k) is not None for k in packing.IMAGES):
-                out = run(ids, mask, keep, *args, **kwargs)
+            if budget is None or any(kwargs.get(k) is not None for k in packing.IMAGES):
+                run = super()._get_per_token_logps_and_entropies
+                out = run(model, ids, mask, keep, *args, compute_entropy=wanted, **kwargs)
             else:
-                out = packing.packed_pass(run, ids, mask, keep, budget, self.accelerator)
+                score = partial(self._score, model, wanted)
+                if torch.is_grad_enabled():  # one micro-batch of the loss
+                    found = packing.straight_pass(score, ids, mask, keep)
+                else:
+                    found = packing.packed_pass(score, ids, mask, keep, budget, self.accelerator)
+                out = (*found, None)
         if lens is not None:
             lens.see(out[0], out[1])
         return out
+
+    def _score(self, model: Any, entropy: bool, ids: Tensor, labels: Tensor) -> packing.Scored:
+        """Of straight rows, as TRL asks its model; causal attention keeps the padding behind them out without a mask."""
+        with self.accelerator.autocast():
+            out = model(input_ids=ids, labels=labels, fused_lm_head=True)
+        return out.log_probs, out.entropy if entropy else None
 
     def _make_head(self) -> Head | None:
         """Ours in the place of TRL's fused head; None, with the reason said, where the model is one it does not cover."""
