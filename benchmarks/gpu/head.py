@@ -350,6 +350,7 @@ def sweep(device: str, sizes: Sizes) -> dict[str, Any]:
         for shape in shapes if device == "cuda" else [(8, 128)]:
             run = lambda h, w, t, shape=shape: logps_and_entropies(h, w, t, chunk=shape)  # noqa: E731
             rows[f"tile {shape}"] = tried(lambda run=run, x=x: timed(update(run, x), device, sizes))
+            rows[f"tile {shape}"]["kernels_ms"] = sum(k["ms"] for k in kernels_of(update(run, x), device))
         if device == "cuda":
             from sage_rlvr.head import kernels
 
@@ -362,19 +363,24 @@ def sweep(device: str, sizes: Sizes) -> dict[str, Any]:
     return table
 
 
-def kernels_by_time(device: str, sizes: Sizes) -> list[dict[str, Any]]:
-    """Where one step of ours spends the GPU's time, at the first width."""
+def kernels_of(step: Callable[[], None], device: str) -> list[dict[str, Any]]:
+    """One step's kernels, longest first: without the gaps between them, in which the GPU waits for the next launch."""
     if device == "cpu":
         return []
     from torch.profiler import ProfilerActivity, profile
 
-    step = update(ours, draw(sizes.batch * sizes.length, sizes.widths[0], sizes.vocab, device, sizes.batch))
     step()
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         step()
         torch.cuda.synchronize()
-    rows = sorted(seen.key_averages(), key=lambda e: -e.self_device_time_total)[:12]
+    rows = sorted(seen.key_averages(), key=lambda e: -e.self_device_time_total)
     return [{"kernel": e.key[:90], "calls": e.count, "ms": e.self_device_time_total / 1e3} for e in rows]
+
+
+def kernels_by_time(device: str, sizes: Sizes) -> dict[str, Any]:
+    """Where one step of ours spends the GPU's time, at each width."""
+    inputs = {w: draw(sizes.batch * sizes.length, w, sizes.vocab, device, sizes.batch) for w in sizes.widths}
+    return {str(width): kernels_of(update(ours, x), device)[:12] for width, x in inputs.items()}
 
 
 def versions() -> dict[str, str]:

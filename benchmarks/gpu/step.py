@@ -10,6 +10,7 @@ b  fused_head + tokens_per_microbatch against TRL's GRPOTrainer at each micro-ba
    Wanted: 1.5 × as fast as TRL's fastest, with a lower peak.
 c  an update's time and peak at 8k, 32k and 128k tokens, under one budget.
 d  where the time goes, both trainers.
+e  the kernels of one update of ours, by time.
 A case that fails (out of memory) is in the JSON with its reason. The file is written after every case.
 """
 
@@ -44,9 +45,7 @@ class Sizes:
     totals: tuple[int, ...]  # tokens of an update, part c
 
 
-FULL = Sizes(
-    QWEN_1_5B, 64, 1024, 30, 3, (2, 4, 8, 16, 32), (4096, 8192, 16_384, 32_768), 16_384, (8192, 32_768, 131_072)
-)
+FULL = Sizes(QWEN_1_5B, 64, 1024, 30, 3, (2, 4, 8, 16, 32), (4096, 8192, 16_384, 32_768), 8192, (8192, 32_768, 131_072))
 TINY = Sizes(Shape(300, 16, 32, 1, 2, 2), 16, 24, 3, 1, (2, 8), (100, 200), 100, (200, 400))
 
 
@@ -152,19 +151,33 @@ class Bench:
         )
         self.case("d", "ours", lambda: self.ours(phases=True).run(3))
 
+    def e(self) -> None:
+        self.case("e", "ours", self._kernels)
+
+    def _kernels(self) -> dict[str, Any]:
+        from torch.profiler import ProfilerActivity, profile
+
+        replay = self.ours()
+        replay.run(1)
+        with profile(activities=[ProfilerActivity.CUDA if self.device == "cuda" else ProfilerActivity.CPU]) as seen:
+            update = replay.run(1, warm=0)["ms"]
+        spent = {e.key[:140]: (e.count, e.self_device_time_total / 1e3) for e in seen.key_averages()}
+        longest = sorted(spent, key=lambda name: -spent[name][1])[:40]
+        return {"update_ms": update, "kernels": [{"k": k, "n": spent[k][0], "ms": spent[k][1]} for k in longest]}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="JSON to write, or to go on with")
-    parser.add_argument("--parts", default="a,b,c,d", help="which of a, b, c, d (default: all)")
+    parser.add_argument("--parts", default="a,b,c,d,e", help="which of a to e (default: all)")
     parser.add_argument("--tiny", action="store_true", help="small sizes on the CPU: a smoke test, no measurement")
     args = parser.parse_args()
     device, sizes = ("cpu", TINY) if args.tiny else ("cuda", FULL)
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("no CUDA device here: use --tiny for a smoke test on the CPU")
     parts = args.parts.split(",")
-    if set(parts) - set("abcd"):
-        parser.error(f"--parts {args.parts}: write some of a,b,c,d")
+    if set(parts) - set("abcde"):
+        parser.error(f"--parts {args.parts}: write some of a,b,c,d,e")
     result: dict[str, Any] = json.loads(args.out.read_text()) if args.out.is_file() else {}
     result |= {"made_with": made_with(), "sizes": asdict(sizes), "measurement": not args.tiny}
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ import torch
 from sage_rlvr.doctor import page
 from sage_rlvr.doctor.activations import measure_pass, weigh
 from sage_rlvr.doctor.architectures import KNOWN, architecture
-from sage_rlvr.doctor.memory import CUDA_CONTEXT, RESIDENT
+from sage_rlvr.doctor.memory import CUDA_CONTEXT, RESIDENT, head_bytes
 from sage_rlvr.doctor.plan import make_plan
 from sage_rlvr.errors import UserError
+from sage_rlvr.head import tiles
 from sage_rlvr.models import scratch_model
 
 ROOT = Path(__file__).parents[2]
@@ -85,10 +87,35 @@ def test_peak_recorded_on_one_gpu_within_a_quarter(case, monkeypatch, tmp_path):
         "--model_name_or_path", "HuggingFaceTB/SmolLM2-135M-Instruct", "--use_peft", "true", "--lora_r", "8",
         "--lora_target_modules", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
         "--per_device_train_batch_size", "16", "--gradient_accumulation_steps", "4", "--num_generations", "8",
-        "--max_completion_length", "96", "--vllm_gpu_memory_utilization", "0.3", "--max_steps", "6", *CASES[case],
+        "--max_completion_length", "96", "--vllm_gpu_memory_utilization", "0.3", "--max_steps", "6", "--fused_head", "false",
+        *CASES[case],
     ]  # fmt: skip
     peak = make_plan(flags, gpu="h200", prompt_tokens=43).memory.peak - CUDA_CONTEXT
     print(f"{case}: planned {peak / 2**30:.2f} GiB, measured {recorded / 2**30:.2f} GiB")
+    assert peak == pytest.approx(recorded, rel=0.25)
+
+
+STEP = ROOT / "results" / "gpu" / "step.json"
+
+
+@pytest.mark.skipif(not STEP.is_file(), reason="the recorded GPU measurement is not shipped with the package")
+@pytest.mark.parametrize("budget", [8192, 16_384, 32_768])
+def test_peak_of_updates_on_one_gpu_that_plan_never_saw(budget, monkeypatch, tmp_path):
+    """benchmarks/gpu/step.py, part b, on one H200: 64 rollouts, prompts to 212 tokens, Qwen2.5-1.5B's size, LoRA, bf16."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    recorded = json.loads(STEP.read_text())["b"][f"ours, {budget} tokens"]["peak_gib"]
+    flags = [
+        "--model_name_or_path", "Qwen/Qwen2.5-Coder-1.5B-Instruct", "--use_peft", "true", "--lora_r", "8", "--lora_dropout", "0",
+        "--lora_target_modules", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+        "--dtype", "bfloat16", "--bf16", "true", "--num_generations", "8", "--max_completion_length", "1024", "--max_steps", "1",
+        "--per_device_train_batch_size", "64", "--gradient_checkpointing", "false", "--tokens_per_microbatch", str(budget),
+        "--task", "gsm8k",
+    ]  # fmt: skip
+    plan = make_plan(flags, gpu="h200", prompt_tokens=212)
+    phases = {name: sum(p.bytes for p in parts) for name, parts in plan.memory.phases.items() if name != "generation"}
+    peak = (max(phases.values()) - CUDA_CONTEXT) / 2**30  # rollouts were given, not generated
+    print(f"planned {peak:.1f} GiB, measured {recorded:.1f} GiB")
     assert peak == pytest.approx(recorded, rel=0.25)
 
 
@@ -190,6 +217,36 @@ def test_what_does_not_fit_comes_with_what_helps(tmp_path, monkeypatch):
     assert all(peak < plan.memory.peak for peak in helps.values())
     mend, peak = plan.mends[0]  # the promise holds
     assert make_plan([*flags, *mend.split()], gpu="a100-80g").memory.peak == pytest.approx(peak, rel=0.02)
+
+
+def test_a_token_budget_is_what_a_pass_holds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    flags = ["--config", "full_3b", "--gradient_checkpointing", "false", "--per_device_train_batch_size", "16"]
+    whole = make_plan(flags, gpu="a100-80g")
+    length = whole.demand.length
+    budgeted = make_plan([*flags, "--tokens_per_microbatch", str(3 * length + 1)], gpu="a100-80g")
+    assert (whole.demand.micro_batch, budgeted.demand.micro_batch) == (16, 3)
+    assert budgeted.demand.accumulation == 6 * whole.demand.accumulation  # 3 + 3 + 3 + 3 + 3 + 1 rows
+    assert budgeted.memory.peak < whole.memory.peak
+    assert f"--tokens_per_microbatch {length}" in dict(budgeted.mends)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_what_our_head_holds(lora):
+    """Against the sum of what its passes allocate, at sizes where each part shows."""
+    text = SimpleNamespace(vocab_size=50_000, hidden_size=512)
+    config = SimpleNamespace(get_text_config=lambda: text)
+    demand = SimpleNamespace(config=config, micro_batch=4, completion=1000, length=1300, autocast=True, fused_head=None,
+                             lora=object() if lora else None, dtype=torch.bfloat16)  # fmt: skip
+    cut = tiles.frozen_tiles(4000, 50_000, 512, 2, tiles.MULTIPROCESSORS)
+    tile, vectors = cut.tokens * cut.vocab, 4000 * 512
+    kept = 4000 * 50_000 * 2
+    wanted = tile * 6 + vectors * 4 if lora else kept + tile * 4 + vectors * 6 + 50_000 * 512 * 2
+    assert head_bytes(demand, cuda=True, backward=True) == wanted
+    theirs = SimpleNamespace(**vars(demand) | {"fused_head": False})
+    assert head_bytes(theirs, cuda=True, backward=True) != wanted
+    assert head_bytes(demand, cuda=False, backward=True) == head_bytes(theirs, cuda=False, backward=True)
 
 
 def test_page(tmp_path, monkeypatch, capsys):

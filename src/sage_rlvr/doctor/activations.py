@@ -118,7 +118,10 @@ def _model(config: Any, dtype: torch.dtype, lora: Any, trusted: bool) -> Any:
         if lora is not None:
             from peft import get_peft_model
 
+            from sage_rlvr.train.casts import keep_inputs
+
             model = get_peft_model(model, copy.deepcopy(lora), low_cpu_mem_usage=True)
+            keep_inputs(model)  # as the trainer does
     return model
 
 

@@ -29,12 +29,14 @@ class Demand:
     adapter_copy: bool  # the run goes on from an adapter, whose frozen copy is the reference
     reference: bool  # a pass over π_ref is made
     micro_batch: int  # rows of one forward and backward pass
+    by_tokens: bool  # as many as tokens_per_microbatch lets in
     accumulation: int
     rollout_rows: int  # rows generated together, on this device
     prompt: int  # tokens
     prompt_known: bool
     completion: int  # tokens, at most
     checkpointing: bool
+    fused_head: bool | None  # our head; None: on a GPU
     optim: str
     vllm: float | None  # its share of the GPU where it lives here
     vllm_server: bool
@@ -72,6 +74,10 @@ def demand_of(run: Any, args: Any, model_args: Any, bf16: bool, prompt: int | No
     measured = prompt or prompt_tokens(run, model)
     steps = steps_of(run, args)
     every = args.steps_per_generation * args.num_iterations
+    longest = (measured or PROMPT_TOKENS) + args.max_completion_length
+    rows = args.per_device_train_batch_size
+    if args.tokens_per_microbatch is not None:
+        rows = min(rows, max(1, args.tokens_per_microbatch // longest))
     return Demand(
         model=model,
         config=config,
@@ -81,13 +87,15 @@ def demand_of(run: Any, args: Any, model_args: Any, bf16: bool, prompt: int | No
         lora=lora,
         adapter_copy=adapter and args.beta != 0,
         reference=args.beta != 0,
-        micro_batch=args.per_device_train_batch_size,
-        accumulation=args.gradient_accumulation_steps,
+        micro_batch=rows,
+        by_tokens=args.tokens_per_microbatch is not None,
+        accumulation=args.gradient_accumulation_steps * -(-args.per_device_train_batch_size // rows),
         rollout_rows=args.per_device_train_batch_size * args.steps_per_generation,
         prompt=measured or PROMPT_TOKENS,
         prompt_known=measured is not None,
         completion=args.max_completion_length,
         checkpointing=args.gradient_checkpointing,
+        fused_head=args.fused_head,
         optim=str(getattr(args.optim, "value", args.optim)),
         vllm=args.vllm_gpu_memory_utilization if here else None,
         vllm_server=args.use_vllm and not here,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from sage_rlvr.doctor.activations import Pass, Weights, layers_of, measure_pass, weigh
 from sage_rlvr.doctor.demand import Demand
+from sage_rlvr.head import tiles
 
 MIB = 2**20
 RESIDENT = 600 * MIB  # Python, torch and TRL after a training step on a CPU (measured with the CPU constraints)
@@ -102,6 +103,32 @@ def _optimizer_copies(demand: Demand, weights: Weights, cuda: bool) -> list[Part
 
 
 def head_bytes(demand: Demand, cuda: bool, backward: bool) -> float:
+    ours = cuda if demand.fused_head is None else demand.fused_head
+    return (_our_head_bytes if ours else _their_head_bytes)(demand, cuda, backward)
+
+
+def _our_head_bytes(demand: Demand, cuda: bool, backward: bool) -> float:
+    """By ``head/tiles.py``: a tile, and with gradients a float32 vector a token; the exponentials where the head learns."""
+    text = demand.config.get_text_config()
+    n = demand.micro_batch * (demand.completion if cuda else demand.length - 1)
+    vocab, width = text.vocab_size, text.hidden_size
+    size = 2 if demand.autocast else demand.dtype.itemsize
+    if not backward:
+        cut = tiles.reading_tiles(n, vocab)
+        return cut.tokens * cut.vocab * 4
+    cut = tiles.frozen_tiles(n, vocab, width, size, tiles.MULTIPROCESSORS)
+    frozen = cut.tokens * cut.vocab * (4 + size) + n * width * 4
+    if demand.lora is not None:
+        return frozen
+    plane = n * vocab * size
+    if plane <= tiles.KEPT:
+        return plane + cut.tokens * cut.vocab * 4 + n * width * (4 + size) + vocab * width * demand.dtype.itemsize
+    square = tiles.square_tiles(n, vocab)
+    sums = n * width * 4 + square.vocab * width * 4 + vocab * width * demand.dtype.itemsize
+    return square.tokens * square.vocab * (4 + size) + sums
+
+
+def _their_head_bytes(demand: Demand, cuda: bool, backward: bool) -> float:
     """TRL projects 4,096 positions on 32,768 tokens at a time and recomputes the tile in the backward pass."""
     text = demand.config.get_text_config()
     scored = demand.completion if cuda else demand.length - 1  # the GPU's scores completions only

@@ -154,6 +154,8 @@ def _changes(demand: Demand, cuda: bool) -> list[tuple[str, Demand]]:
     if demand.micro_batch > 1:
         half, twice = demand.micro_batch // 2, demand.accumulation * 2
         flags = f"--per_device_train_batch_size {half} --gradient_accumulation_steps {twice}"
+        if demand.by_tokens:
+            flags = f"--tokens_per_microbatch {half * demand.length}"
         found.append((flags, replace(demand, micro_batch=half, accumulation=twice)))
     if not demand.checkpointing:
         found.append(("--gradient_checkpointing true", replace(demand, checkpointing=True)))

@@ -67,17 +67,17 @@ class SAGEConfig(GRPOConfig):
         default="group",
         metadata={"help": "'group': (r − mean)/std as scale_rewards says; 'beta': BNPO's Beta-normalised advantage."},
     )
-    fused_head: bool = field(
-        default=False,
+    fused_head: bool | None = field(
+        default=None,
         metadata={
             "help": "Log-probs and entropies by sage_rlvr.head: two matrix passes instead of three where the output layer is "
-            "frozen. False, and models it does not cover, keep TRL's fused head, bit for bit."
+            "frozen. Unset: on a GPU. False, and models it does not cover, keep TRL's fused head, bit for bit."
         },
     )
     tokens_per_microbatch: int | None = field(
         default=None,
         metadata={
-            "help": "Padded tokens (rows × longest prompt + completion) that one forward and backward may hold. A slice of "
+            "help": "Padded tokens (rows × longest row) that one forward and backward pass may hold. A slice of "
             "per_device_train_batch_size rollouts is sorted by length and cut to it; loss and gradient stay the slice's. "
             "Unset: TRL's way, the whole slice at once, bit for bit."
         },

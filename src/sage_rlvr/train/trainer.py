@@ -347,7 +347,8 @@ class SAGETrainer(GRPOTrainer):
 
     def _make_head(self) -> Head | None:
         """Ours in the place of TRL's fused head; None, with the reason said, where the model is one it does not cover."""
-        if not self.args.fused_head:
+        wanted = self.args.fused_head
+        if wanted is False or (wanted is None and self.accelerator.device.type != "cuda"):
             return None
         reason = covers(self.accelerator.unwrap_model(self.model))
         if reason is None:
