@@ -5,6 +5,7 @@ import itertools
 import json
 import operator
 import random
+import re
 import time
 from fractions import Fraction
 
@@ -14,6 +15,7 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.tasks import (
     demonstrations,
     distinct_solution,
+    expressions,
     generate_countdown,
     generate_ltr,
     load_task,
@@ -379,3 +381,13 @@ def test_fresh_problems_are_no_others():
     assert not keys(fresh) & keys(load_task("countdown-ltr", limit=3000, split="train"))
     assert {p.task for p in fresh} == {"countdown-ltr-fresh"}
     assert fresh[:40] == load_task("countdown-ltr-fresh", limit=40, split="test")
+
+
+def test_plain_answers_skip_the_spellings_and_nothing_changes(monkeypatch):
+    rng = random.Random(4)
+    texts = ["".join(rng.choices("0123456789+-*/()=. _\n\t", k=rng.randint(0, 14))) for _ in range(3000)]
+    texts += [" 3+4*2 ", "**3+4**", "(3+4)/2 = 7.", "3 x 4", "$3+4$", "3\u00a0+\u00a04"]
+    quick = [(tokens_of(t), tokens_of(t, 7)) for t in texts]
+    monkeypatch.setattr(expressions, "_PLAIN", re.compile("(?!)"))
+    assert quick == [(tokens_of(t), tokens_of(t, 7)) for t in texts]
+    assert sum(found is not None for found, _ in quick) > 100

@@ -81,3 +81,26 @@ def test_the_rest_we_lean_on():
     says("use_bias_correction_kl" in GRPOConfig.__dataclass_fields__, "use_bias_correction_kl is a field")
     fields = ("data_source", "mini_repeat_count", "batch_size", "repeat_count", "shuffle", "seed")
     says(set(fields) <= set(inspect.signature(utils.RepeatSampler).parameters), "RepeatSampler's arguments")
+
+
+def test_the_model_scores_labels():
+    """Micro-batches ask the model as TRL's helper does, with rows of their own making."""
+    code = source(GRPOTrainer._get_per_token_logps_and_entropies)
+    says("model(**model_inputs, labels=labels, fused_lm_head=True)" in code, "labels go in, fused_lm_head=True")
+    says("with self.accelerator.autocast():" in code, "under the accelerator's autocast")
+    says("outputs.log_probs[:, -logits_to_keep:]" in code, "log_probs come out, of tokens 1 to T − 1")
+    fused = source(utils.add_fused_lm_head)
+    says("labels = labels[:, 1:]" in fused and "mask = labels != -100" in fused, "labels are shifted, -100 is left out")
+
+
+def test_prompts_are_tokenised_in_one_place():
+    code = source(GRPOTrainer._tokenize_prompts)
+    says(
+        code.rstrip().endswith("return prompt_ids, images, multimodal_fields"), "_tokenize_prompts answers three things"
+    )
+
+
+def test_peft_casts_inputs_in_one_place():
+    from peft.tuners.lora import Linear
+
+    says("x = self._cast_input_dtype(x, lora_A.weight.dtype)" in source(Linear.forward), "PEFT's cast (train/casts.py)")

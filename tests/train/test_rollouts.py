@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from datasets import Dataset
+from trl import GRPOTrainer
 
 from sage_rlvr import UserError
 from sage_rlvr.train import SAGETrainer, rollouts
@@ -172,3 +173,22 @@ def test_prompt_stream_is_a_function_of_seed_and_position():
     assert walk[:7] != walk[7:14]
     b.position = 10
     assert [r["prompt"] for r in b.take(11)] == walk[10:]
+
+
+def test_a_groups_prompt_is_tokenised_once(folder, tmp_path, monkeypatch):
+    """As many rows as before, the same ids; neighbours that differ are kept apart."""
+    trainer = tiny.build(folder, tmp_path)
+    seen = []
+    theirs = GRPOTrainer._tokenize_prompts
+
+    def counted(self, prompts):
+        seen.append(len(prompts))
+        return theirs(self, prompts)
+
+    monkeypatch.setattr(GRPOTrainer, "_tokenize_prompts", counted)
+    prompts = ["1+2="] * 4 + ["30+4="] * 4 + ["1+2="]
+    ids, images, fields = trainer._tokenize_prompts(prompts)
+    assert seen == [3]
+    assert (ids, images, fields) == theirs(trainer, prompts)
+    ids[0].append(7)
+    assert ids[1] != ids[0]  # rows are their own

@@ -25,6 +25,7 @@ _SPELLINGS = (
     (r"\[", "("),
     (r"\]", ")"),
 )
+_PLAIN = re.compile(r"[-+*/()=0-9._\s]*")  # what none of them is about
 _TOKEN = re.compile(r"\s*(?:([0-9]+)|([-+*/()]))")
 _RANK = {"+": 1, "-": 1, "*": 2, "/": 2}
 
@@ -43,8 +44,9 @@ def tokens_of(text: str, target: int | None = None) -> list[str] | None:
     """["3", "+", "4"] from "$3 + 4$", or None if it is no such thing. A trailing "= target" is allowed, "= other" is not."""
     if len(text) > MAX_CHARACTERS:
         return None
-    for pattern, plain in _SPELLINGS:
-        text = re.sub(pattern, plain, text)
+    if not _PLAIN.fullmatch(text):
+        for pattern, plain in _SPELLINGS:
+            text = re.sub(pattern, plain, text)
     text, equals, stated = text.strip(" \t\n*_.").partition("=")  # bold and a full stop
     if equals and target is not None and stated.strip() != str(target):
         return None

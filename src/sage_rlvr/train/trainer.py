@@ -104,6 +104,17 @@ class SAGETrainer(GRPOTrainer):
         else:
             self.generation_config.stop_strings = stops
 
+    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, dict[str, Any]]:
+        """A group's prompt is rendered and tokenised once, not once a completion."""
+        if self._is_vlm or self.environment_factories is not None:
+            return super()._tokenize_prompts(prompts)
+        first = [i for i, prompt in enumerate(prompts) if i == 0 or prompt != prompts[i - 1]]
+        ids, images, fields = super()._tokenize_prompts([prompts[i] for i in first])
+        if images is not None or fields:
+            return super()._tokenize_prompts(prompts)
+        repeats = [b - a for a, b in zip(first, [*first[1:], len(prompts)])]
+        return [list(row) for row, times in zip(ids, repeats) for _ in range(times)], None, {}
+
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> tuple[list[list[int]], Any]:
         if not self.stop_strings:
             return super()._generate_single_turn(*args, **kwargs)
