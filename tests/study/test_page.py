@@ -10,10 +10,11 @@ from sage_rlvr.study import page
 @pytest.mark.parametrize("first", [0.0, 0.25, 0.9])  # a study that is run again has a share behind it already
 @pytest.mark.parametrize("end", [7, 600, 36_000])
 def test_at_a_constant_pace_the_time_left_is_the_end_less_now(monkeypatch, first, end):
-    """The share grows in a line from ``first`` at 100 to 1 at 100 + ``end``."""
-    now = SimpleNamespace(monotonic=lambda: now.time, time=100.0)
+    """The share grows in a line from ``first`` at 100, the first look, to 1 at 100 + ``end``. The clock was made at 0."""
+    now = SimpleNamespace(monotonic=lambda: now.time, time=0.0)
     monkeypatch.setattr(page, "time", now)
     clock = page.Clock()
+    now.time = 100.0
     assert clock.left(first) == "", "nothing has been gained yet"
     for passed in range(1, end + 1, max(1, end // 23)):
         now.time = 100 + passed

@@ -23,11 +23,6 @@ ANCHORS = {
 }
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    return tiny.folder(tmp_path_factory.mktemp("tiny"))
-
-
 def ragged(prompts, trainer):
     """Prompts and completions of 1 to 30 tokens: a spread in which padding dominates."""
     tok, out = trainer.processing_class, {"prompt_ids": [], "completion_ids": [], "logprobs": []}
@@ -280,7 +275,9 @@ def test_trimmed_columns_are_padding_and_nothing_else():
 def test_rows_reach_the_model_straight():
     """Prompt and completion without a gap, padding behind, labels on the completion alone, scores back in their places."""
     ids = torch.tensor([[0, 0, 11, 12, 21, 22, 23], [13, 14, 15, 16, 24, 0, 0], [0, 0, 0, 17, 25, 26, 0]])
-    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0], [0, 0, 0, 1, 0, 0, 0]])  # the last: masked as truncated
+    mask = torch.tensor(
+        [[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0], [0, 0, 0, 1, 0, 0, 0]]
+    )  # the last: masked as truncated
     seen = []
 
     def model(rows, labels):

@@ -17,11 +17,6 @@ TUNING = ["full", "lora"]
 GRID = list(product(LOSSES, SCHEDULES, TUNING))
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    return tiny.folder(tmp_path_factory.mktemp("tiny"))
-
-
 def options(loss, schedule, **more):
     accumulation, per_generation, iterations = schedule
     out = {"loss_type": loss, "gradient_accumulation_steps": accumulation, "steps_per_generation": per_generation}

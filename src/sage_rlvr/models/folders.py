@@ -76,10 +76,15 @@ def _sweep(out: Path) -> None:
 
 
 def alive(pid: int) -> bool:
+    """A zombie is dead: in a container whose first process does not reap, it may stay for ever."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         pass
-    return True
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()  # number (name) state …, and the name may hold anything
+    except OSError:
+        return True  # not Linux, or not for us to see
+    return stat.rpartition(b")")[2].split()[:1] != [b"Z"]

@@ -55,12 +55,12 @@ class Clock:
     """Time left, from how fast the share of the work that is done has grown since the first look."""
 
     def __init__(self) -> None:
-        self.began = time.monotonic()
-        self.first: float | None = None
+        self.first: tuple[float, float] | None = None  # when we looked first, and the share then
 
     def left(self, share: float) -> str:
-        self.first = share if self.first is None else self.first
-        passed, gained = time.monotonic() - self.began, share - self.first
+        now = time.monotonic()
+        self.first = self.first or (now, share)
+        passed, gained = now - self.first[0], share - self.first[1]
         if gained <= 0:
             return ""
         seconds = round(passed * (1 - share) / gained)

@@ -24,18 +24,13 @@ TRAINING = 0.85  # of a run's work; the rest is its evaluation
 
 def default_jobs() -> int:
     """One a GPU; without one, one a core, four at most, and no more than memory allows."""
+    import psutil
     import torch
 
     if torch.cuda.is_available():
         return torch.cuda.device_count()
-    return max(1, min(os.cpu_count() or 1, 4, _free_memory() // JOB_MEMORY))
-
-
-def _free_memory() -> int:
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):  # not known on this system
-        return 4 * JOB_MEMORY
+    memory = psutil.virtual_memory().available  # not free: what the page cache holds gives way
+    return max(1, min(os.cpu_count() or 1, 4, memory // JOB_MEMORY))
 
 
 def run_study(
