@@ -142,7 +142,9 @@ def _read(
             product(logits_MC, hidden_MD, weight[c:d].to(settings.dtype).t())
             bias_C = None if bias is None else bias[c:d]
             room = limit(settings.dtype)
-            run.fold(logits_MC, bias_C, targets_M - c, rows, settings.shape, None, entropy=settings.entropy, room=room)
+            run.fold(
+                logits_MC, bias_C, targets_M, c, rows, settings.shape, None, None, entropy=settings.entropy, room=room
+            )
         parts.append(rows.close())
     return _joined(parts, hidden, settings.sums)
 
@@ -179,11 +181,12 @@ def _read_with_directions(
             product(logits_MC, hidden_MD, weight_CD.t())
             bias_C = None if bias is None else bias[c:d]
             room = limit(settings.dtype)
-            run.fold(logits_MC, bias_C, targets_M - c, rows, settings.shape, e_MC, entropy=settings.entropy, room=room)
-            if c:
-                run.rescale(sum_MD, rows.factor)
-                if plane_nV is not None:
-                    run.rescale(plane_nV[a:b, :c], rows.factor)
+            before = sum_MD if c else None
+            run.fold(
+                logits_MC, bias_C, targets_M, c, rows, settings.shape, e_MC, before, entropy=settings.entropy, room=room
+            )
+            if c and plane_nV is not None:
+                run.rescale(plane_nV[a:b, :c], rows.factor)
             product(sum_MD, e_MC, weight_CD, add=c > 0)
         done = rows.close()
         own_M = settings.shape.gain * done.miss * settings.shape.slope(done.target)

@@ -2,7 +2,7 @@
 
 ``_fold`` is one program per row. It takes the exponentials against the reference the row already has, so it need not know
 the tile's maximum first; a row whose logits pass the reference by more than the limit (and every row in its first tile) is
-read a second time, out of the L2 cache. ``_rescale`` then touches the sums of those rows alone.
+read a second time, out of the L2 cache, and its sum so far is rescaled.
 """
 
 import torch
@@ -72,16 +72,17 @@ def _sweep(
     return tl.max(top, axis=0), tl.sum(mass, axis=0), tl.sum(moment, axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def _fold(
-    product_ptr, product_stride, kept_ptr, kept_stride, bias_ptr, local_ptr,
+    product_ptr, product_stride, kept_ptr, kept_stride, bias_ptr, targets_ptr, first, sum_ptr, sum_stride, width,
     reference_ptr, mass_ptr, moment_ptr, target_ptr, factor_ptr, n, pre, post, room,
-    HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, KEEP: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, KEEP: tl.constexpr, SUM: tl.constexpr, ENTROPY: tl.constexpr,
+    BLOCK: tl.constexpr, ROW: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     row_ptr = product_ptr + row * product_stride
     out_ptr = kept_ptr + row * kept_stride
-    target = tl.load(local_ptr + row)
+    target = tl.load(targets_ptr + row) - first
     before = tl.load(reference_ptr + row)
     reference = before
     if before < NEVER_SEEN:
@@ -105,17 +106,22 @@ def _fold(
     if (target >= 0) & (target < n):
         x, _ = _logits(row_ptr, bias_ptr, target, target < n, pre, post, HAS_BIAS, HAS_CAP)
         tl.store(target_ptr + row, x)
+    if SUM:
+        _rescale_row(sum_ptr + row * sum_stride, factor, width, ROW)
+
+
+@triton.jit
+def _rescale_row(row_ptr, factor, width, BLOCK: tl.constexpr):
+    if factor != 1.0:
+        for start in range(0, width, BLOCK):
+            columns = start + tl.arange(0, BLOCK)
+            tl.store(row_ptr + columns, tl.load(row_ptr + columns, mask=columns < width) * factor, mask=columns < width)
 
 
 @triton.jit
 def _rescale(sum_ptr, sum_stride, factor_ptr, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    factor = tl.load(factor_ptr + row)
-    if factor != 1.0:
-        for start in range(0, width, BLOCK):
-            columns = start + tl.arange(0, BLOCK)
-            ptrs = sum_ptr + row * sum_stride + columns
-            tl.store(ptrs, tl.load(ptrs, mask=columns < width) * factor, mask=columns < width)
+    _rescale_row(sum_ptr + row * sum_stride, tl.load(factor_ptr + row), width, BLOCK)
 
 
 @triton.jit
@@ -171,20 +177,23 @@ def _constants(shape: Shape) -> tuple[float, float]:
 def fold(
     product_MC: Tensor,
     bias_C: Tensor | None,
-    local_M: Tensor,
+    targets_M: Tensor,
+    first: int,
     rows: Rows,
     shape: Shape,
     kept_MC: Tensor | None,
+    sum_MD: Tensor | None,
     *,
     entropy: bool,
     room: float,
 ) -> None:
-    kept = product_MC if kept_MC is None else kept_MC
+    kept, total = (product_MC if x is None else x for x in (kept_MC, sum_MD))
     _fold[(product_MC.shape[0],)](
-        product_MC, product_MC.stride(0), kept, kept.stride(0), product_MC if bias_C is None else bias_C, local_M,
-        rows.reference, rows.mass, rows.moment, rows.target, rows.factor, product_MC.shape[1], *_constants(shape), room,
-        HAS_BIAS=bias_C is not None, HAS_CAP=shape.softcap is not None, KEEP=kept_MC is not None, ENTROPY=entropy,
-        BLOCK=FOLD_BLOCK, num_warps=FOLD_WARPS,
+        product_MC, product_MC.stride(0), kept, kept.stride(0), product_MC if bias_C is None else bias_C, targets_M, first,
+        total, total.stride(0), total.shape[1], rows.reference, rows.mass, rows.moment, rows.target, rows.factor,
+        product_MC.shape[1], *_constants(shape), room,
+        HAS_BIAS=bias_C is not None, HAS_CAP=shape.softcap is not None, KEEP=kept_MC is not None, SUM=sum_MD is not None,
+        ENTROPY=entropy, BLOCK=FOLD_BLOCK, ROW=ROW_BLOCK, num_warps=FOLD_WARPS,
     )  # fmt: skip
 
 

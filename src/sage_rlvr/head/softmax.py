@@ -96,15 +96,19 @@ def limit(dtype: torch.dtype) -> float:
 def fold(
     product_MC: Tensor,
     bias_C: Tensor | None,
-    local_M: Tensor,
+    targets_M: Tensor,
+    first: int,
     rows: Rows,
     shape: Shape,
     kept_MC: Tensor | None,
+    sum_MD: Tensor | None,
     *,
     entropy: bool,
     room: float,
 ) -> None:
-    """One tile into the statistics. ``kept_MC`` gets exp(x − r)·slope, 0 at the target; ``local_M`` is y − first column."""
+    """One tile, whose first column is ``first``, into the statistics. ``kept_MC`` gets exp(x − r)·slope, 0 at the target;
+    ``sum_MD``, what earlier tiles added up to, is rescaled in rows whose reference moves."""
+    local_M = targets_M - first
     x, slope = shape.logits(product_MC, bias_C)
     best = x.amax(1)
     reference = torch.where(best - rows.reference > room, best, rows.reference)
@@ -125,6 +129,8 @@ def fold(
     rows.reference.copy_(reference)
     if kept_MC is not None:
         kept_MC.copy_(e if slope is None else e * slope)
+    if sum_MD is not None:
+        rescale(sum_MD, factor)
 
 
 def rescale(sum_MD: Tensor, factor_M: Tensor) -> None:

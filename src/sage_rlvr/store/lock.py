@@ -54,10 +54,10 @@ def _alive(holder: dict[str, Any]) -> bool:
 def _start(pid: int) -> int | None:
     """When the process began, in clock ticks; None where there is no /proc, or where it is a zombie."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    return None if fields[0] == "Z" else int(fields[19])
+    return None if fields[0] == b"Z" else int(fields[19])
 
 
 def _read(file: Any) -> dict[str, Any] | None:
