@@ -162,3 +162,15 @@ def test_the_script_shows_what_the_records_hold(folder, tmp_path, monkeypatch, c
     assert json.loads((tmp_path / "shown" / "curves.json").read_text())["sage+beta0.1"]["reward"] == [[1, 0.25]]
     assert len(json.loads((tmp_path / "shown" / "support.json").read_text())) == 4
     assert "table.md" in capsys.readouterr().out
+
+
+def test_a_model_the_study_did_not_make_stays_where_it_is(folder, tmp_path):
+    """A Hub id, or gigabytes in a folder of the user's: the name goes along, the weights do not."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "model.safetensors").write_text("large")
+    write_whole(folder / "base" / "start.json", json.dumps({"model": str(mine)}))
+    pack(folder, tmp_path / "records")
+    assert not (tmp_path / "records" / "base.tar.gz").exists()
+    unpack([tmp_path / "records"], tmp_path / "there")
+    assert start_model(tmp_path / "there") == "m"

@@ -1,7 +1,7 @@
 """A study without its samples and weights, in two small files, from which another machine goes on and tables are made again.
 
 FOLDER/runs.jsonl.gz   a line for the study, then one a finished run: its counts, its training log, its cost, its versions
-FOLDER/base.tar.gz     the model every variant starts from: a base trained again elsewhere would be another one
+FOLDER/base.tar.gz     the model every variant starts from, where the study made it: trained again it would be another one
 
 ``unpack`` puts finished runs into a study's folder as done, so that ``study run`` leaves them alone and ``study table`` and
 ``study frontier`` count them; several folders of records may be laid into one study.
@@ -47,7 +47,9 @@ def pack(out: str | Path, to: str | Path) -> int:
             f.write(json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
     part.replace(to / RUNS)
     if "base" in done and not (to / BASE).is_file():
-        _pack_base(Path(start_model(out)), to / BASE)
+        model = Path(start_model(out))
+        if model.resolve().is_relative_to(out.resolve()):  # else it was there before, and is wherever the user has it
+            _pack_base(model, to / BASE)
     return len(done)
 
 
@@ -103,15 +105,19 @@ def unpack(sources: Sequence[str | Path], out: str | Path) -> list[str]:
                 f"{source} holds no records of a study (there is no {RUNS}): name a folder that pack wrote."
             )
         lines = _lines(source / RUNS)
-        _join(Study(**next(lines)["study"]), out)
+        study = Study(**next(lines)["study"])
+        _join(study, out)
         known = set(read_folder(out).runs())
         for record in lines:
             run = record["name"]
             if run in known and status_of(out, run)["state"] not in ("done", "running"):
                 _lay(record, out / run)
                 new.append(run)
-        if (source / BASE).is_file() and not (out / "base" / "start.json").is_file():
+        start = out / "base" / "start.json"
+        if (source / BASE).is_file() and not start.is_file():
             _unpack_base(source / BASE, out / "base")
+        elif "base" in new and not start.is_file():
+            write_whole(start, json.dumps({"model": study.base["model_name_or_path"]}) + "\n")
     return new
 
 
