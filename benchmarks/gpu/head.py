@@ -293,11 +293,34 @@ def trainable_table(device: str, sizes: Sizes) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for width in sizes.widths:
         x = draw(sizes.batch * sizes.length, width, sizes.vocab, device, sizes.batch, seed=1)
-        table[str(width)] = {
-            name: tried(lambda make=make, x=x: timed(update(make(), x, True), device, sizes))
-            for name, make in PEERS.items()
-        }
+        few = draw(sizes.length, width, sizes.vocab, device, seed=3)
+        pull = torch.randn(sizes.length, device=device)
+        truth = exact_weight_gradient(few, pull)
+        table[str(width)] = rows = {}
+        for name, make in PEERS.items():
+            rows[name] = tried(lambda make=make, x=x: timed(update(make(), x, True), device, sizes))
+            if "ms" in rows[name]:
+                found = tried(lambda make=make, x=few, p=pull, t=truth: weight_error(make(), x, p, t))
+                rows[name]["weight_gradient_error"] = found.get("off", found)
     return table
+
+
+def exact_weight_gradient(x: Inputs, pull: Tensor, rows: int = 256) -> Tensor:
+    """float64, of Σ pull·logp: Σ_t pull_t·(1[v = y_t] − p_tv)·h_t."""
+    weight, total = x.weight.double(), torch.zeros(x.weight.shape, device=x.weight.device, dtype=torch.float64)
+    for a in range(0, len(x.hidden), rows):
+        hidden, y = x.hidden[a : a + rows].double(), x.targets[a : a + rows]
+        share = -(hidden @ weight.t()).softmax(-1)
+        share[torch.arange(len(y), device=y.device), y] += 1
+        total += (share * pull[a : a + rows, None].double()).t() @ hidden
+    return total
+
+
+def weight_error(run: Run, x: Inputs, pull: Tensor, truth: Tensor) -> dict[str, float]:
+    weight = x.weight.detach().clone().requires_grad_()
+    logps, _ = run(x.hidden.detach().requires_grad_(), weight, x.targets)
+    (logps * pull).sum().backward()
+    return {"off": float((weight.grad.double() - truth).norm() / truth.norm())}  # type: ignore[union-attr]
 
 
 def linearity(device: str, sizes: Sizes) -> dict[str, Any]:
