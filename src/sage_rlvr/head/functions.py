@@ -70,12 +70,11 @@ def logps_and_entropies(
         ):
             done = _read(hidden_ND, weight_VD, bias, targets_N, kept, settings)
             logps, entropies = _spread(done, kept, len(hidden_ND))
-        elif not entropy_grad and _fits(hidden_ND, weight_VD, kept, dtype):
-            logps, entropies = _Kept.apply(hidden_ND, weight_VD, bias, targets_N, kept, settings)
-        elif entropy_grad or weight_VD.requires_grad or (bias is not None and bias.requires_grad):
-            logps, entropies = _Recomputed.apply(hidden_ND, weight_VD, bias, targets_N, kept, settings, entropy_grad)
         else:
-            logps, entropies = _Frozen.apply(hidden_ND, weight_VD, bias, targets_N, kept, settings)
+            learns = weight_VD.requires_grad or (bias is not None and bias.requires_grad)
+            again = entropy_grad or (learns and not _fits(hidden_ND, weight_VD, kept, dtype))
+            run, how = (_Recomputed, entropy_grad) if again else (_Directed, learns)
+            logps, entropies = run.apply(hidden_ND, weight_VD, bias, targets_N, kept, settings, how)
     return logps, entropies if entropy else None
 
 
@@ -201,16 +200,10 @@ def _read_with_directions(
     return _joined(parts, hidden, settings.sums), out_nD
 
 
-def _scaled(directions_nD: Tensor, grad_logps_N: Tensor, kept: Tensor | None, n: int, dtype: torch.dtype) -> Tensor:
-    """The gradient in the hidden states, (N, D), rounded once."""
-    weights = grad_logps_N if kept is None else grad_logps_N.index_select(0, kept)
-    grad = torch.mul(directions_nD, weights.unsqueeze(1), out=torch.empty_like(directions_nD, dtype=dtype))
-    return grad if kept is None else grad.new_zeros(n, grad.shape[1]).index_copy_(0, kept, grad)
-
-
-class _Frozen(torch.autograd.Function):
-    """Saves one vector a token; no logits, no weights. The vector stays in the float32 it was summed in: the gradient is rounded
-    once, after the loss's weight is on it."""
+class _Directed(torch.autograd.Function):
+    """Saves one vector a token: no logits, no weights. The vector stays in the float32 it was summed in: the gradient is rounded
+    once, after the loss's weight is on it. Where the head ``learns`` the exponentials wait too, and one product with them is
+    the gradient of the weight, another the bias's."""
 
     @staticmethod
     def forward(
@@ -221,40 +214,18 @@ class _Frozen(torch.autograd.Function):
         targets: Tensor,
         kept: Tensor | None,
         settings: Settings,
+        learns: bool,
     ) -> tuple[Tensor, Tensor]:
-        done, directions_nD = _read_with_directions(hidden, weight, bias, targets, kept, settings)
-        ctx.save_for_backward(directions_nD, kept)
-        ctx.n, ctx.dtype = len(hidden), hidden.dtype
-        logps, entropies = _spread(done, kept, len(hidden))
-        ctx.mark_non_differentiable(entropies)
-        return logps, entropies
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_logps_N: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        directions_nD, kept = ctx.saved_tensors
-        return _scaled(directions_nD, grad_logps_N, kept, ctx.n, ctx.dtype), None, None, None, None, None
-
-
-class _Kept(torch.autograd.Function):
-    """As frozen, and the exponentials wait: the gradients of the weight and the bias are one product with them."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        kept: Tensor | None,
-        settings: Settings,
-    ) -> tuple[Tensor, Tensor]:
-        n, vocab = len(targets) if kept is None else len(kept), len(weight)
-        stride = -(-vocab // 128) * 128  # products want aligned rows
-        plane_nV = torch.empty(n, stride, device=hidden.device, dtype=settings.dtype)[:, :vocab]
+        plane_nV = None
+        if learns:
+            n, vocab = len(targets) if kept is None else len(kept), len(weight)
+            stride = -(-vocab // 128) * 128  # products want aligned rows
+            plane_nV = torch.empty(n, stride, device=hidden.device, dtype=settings.dtype)[:, :vocab]
         done, directions_nD = _read_with_directions(hidden, weight, bias, targets, kept, settings, plane_nV)
-        ctx.save_for_backward(hidden, directions_nD, plane_nV, -settings.shape.gain / done.total, kept)
-        ctx.settings, ctx.weight, ctx.bias = settings, weight.dtype, None if bias is None else bias.dtype
+        rest_n = -settings.shape.gain / done.total if learns else None
+        ctx.save_for_backward(directions_nD, kept, plane_nV, rest_n, hidden if learns else None)
+        ctx.settings, ctx.n, ctx.hidden = settings, len(hidden), hidden.dtype
+        ctx.weight, ctx.bias = weight.dtype, None if bias is None else bias.dtype
         logps, entropies = _spread(done, kept, len(hidden))
         ctx.mark_non_differentiable(entropies)
         return logps, entropies
@@ -262,19 +233,25 @@ class _Kept(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logps_N: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        hidden, directions_nD, plane_nV, rest_n, kept = ctx.saved_tensors
-        settings: Settings = ctx.settings
-        d_hidden = _scaled(directions_nD, grad_logps_N, kept, len(hidden), hidden.dtype)
-        pull_n = (rest_n * (grad_logps_N if kept is None else grad_logps_N.index_select(0, kept))).unsqueeze(1)
-        hidden_nD = hidden if kept is None else hidden.index_select(0, kept)
-        d_weight = torch.empty(plane_nV.shape[1], hidden.shape[1], device=hidden.device, dtype=ctx.weight)
-        product(d_weight, plane_nV.t(), (pull_n * hidden_nD).to(settings.dtype))
-        d_bias = None
-        if ctx.needs_input_grad[2]:
-            d_bias = torch.empty(plane_nV.shape[1], 1, device=hidden.device, dtype=settings.sums)
-            product(d_bias, plane_nV.t(), pull_n.to(settings.dtype))
-            d_bias = d_bias.squeeze(1).to(ctx.bias)
-        return d_hidden, d_weight, d_bias, None, None, None
+        directions_nD, kept, plane_nV, rest_n, hidden = ctx.saved_tensors
+        weights_n = grad_logps_N if kept is None else grad_logps_N.index_select(0, kept)
+        d_hidden = torch.mul(
+            directions_nD, weights_n.unsqueeze(1), out=torch.empty_like(directions_nD, dtype=ctx.hidden)
+        )
+        if kept is not None:
+            d_hidden = d_hidden.new_zeros(ctx.n, d_hidden.shape[1]).index_copy_(0, kept, d_hidden)
+        d_weight = d_bias = None
+        if plane_nV is not None:
+            settings: Settings = ctx.settings
+            pull_n1 = (rest_n * weights_n).unsqueeze(1)
+            hidden_nD = hidden if kept is None else hidden.index_select(0, kept)
+            d_weight = torch.empty(plane_nV.shape[1], hidden.shape[1], device=hidden.device, dtype=ctx.weight)
+            product(d_weight, plane_nV.t(), (pull_n1 * hidden_nD).to(settings.dtype))
+            if ctx.needs_input_grad[2]:
+                sums_V1 = torch.empty(plane_nV.shape[1], 1, device=hidden.device, dtype=settings.sums)
+                product(sums_V1, plane_nV.t(), pull_n1.to(settings.dtype))
+                d_bias = sums_V1.squeeze(1).to(ctx.bias)
+        return d_hidden, d_weight, d_bias, None, None, None, None
 
 
 class _Recomputed(torch.autograd.Function):
