@@ -9,7 +9,7 @@ VERL_VENV ?= .venv-verl
 VERL_STAMP := $(VERL_VENV)/.installed
 CODE := src tests tests_verl benchmarks examples
 
-.PHONY: test test-verl demo docs lint format clean browser
+.PHONY: test test-verl demo docs results lint format clean browser
 
 # The stamp is touched only after a whole install, so an interrupted one is simply done again.
 $(STAMP): pyproject.toml constraints/cpu.txt
@@ -31,6 +31,10 @@ demo: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict --site-dir build/site
+
+# The pages of results and their figures, from the committed records: no change in git unless those changed.
+results: $(STAMP)
+	$(BIN)/python benchmarks/results.py
 
 test: lint browser
 	$(MAKE) test-verl

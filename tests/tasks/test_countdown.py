@@ -355,20 +355,21 @@ def test_parse_is_flat():
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_five_numbers_are_a_task_of_their_own(split):
-    problems = load_task("countdown-ltr-5", limit=30, split=split)
+@pytest.mark.parametrize(("task", "count"), [("countdown-ltr-5", 5), ("countdown-ltr-far", 4)])
+def test_harder_ones_are_tasks_of_their_own(task, count, split):
+    problems = load_task(task, limit=30, split=split)
     assert len({p.id for p in problems}) == 30
     for p in problems:
-        assert (p.task, len(p.meta["numbers"])) == ("countdown-ltr-5", 5)
-        assert p.id.startswith(f"countdown-ltr-5-{split}-")
+        assert (p.task, len(p.meta["numbers"])) == (task, count)
+        assert p.id.startswith(f"{task}-{split}-")
         assert 100 <= p.meta["target"] <= 199
         assert json.loads(p.answer) == {"numbers": p.meta["numbers"], "target": p.meta["target"]}
     right = solutions(problems[0].meta["numbers"], problems[0].meta["target"])
     assert right
     assert all(len(text) < 12 for text in right), "9 characters and the end fit into 12 tokens"
-    with make_scorer("countdown-ltr-5", fallback=True) as scorer:
+    with make_scorer(task, fallback=True) as scorer:
         assert scorer.score([right[0], right[0] + "+1"], [problems[0].answer] * 2) == [1.0, 0.0]
-    assert distinct_solution("countdown-ltr-5", right[0], fallback=True) == right[0]
+    assert distinct_solution(task, right[0], fallback=True) == right[0]
 
 
 def test_fresh_problems_are_no_others():

@@ -69,7 +69,7 @@ def _arrays(name: str, task: dict[str, Any]) -> TaskCounts:
     solution, tokens = np.zeros(shape, np.uint64), np.zeros(shape[:2], np.int64)
     for p, cells in enumerate(task["problems"].values()):
         for s, (wrong, times, total) in enumerate(cells):
-            hashes = [hash_of(text) if text else 0 for text, k in times.items() for _ in range(k)]
+            hashes = [h for text, k in times.items() for h in [hash_of(text) if text else 0] * k]
             solution[p, s, : len(hashes)] = hashes
             state[p, s, : len(hashes)] = RIGHT
             state[p, s, len(hashes) : len(hashes) + wrong] = WRONG

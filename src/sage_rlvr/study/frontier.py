@@ -35,6 +35,7 @@ class Frontier:
     family: str
     points: dict[str, tuple[float, float]]  # variant → (pass@1, pass@n)
     on_it: list[str]  # those no other beats on both axes
+    over: tuple[float, float] | None  # the range of pass@1 that both have
     height: Interval | None
     gain: Interval | None  # height − the reference's over the same range, paired over problems
 
@@ -118,7 +119,8 @@ def _frontier(
         height = interval(own, draws[:, 0])
         gain = interval(own - theirs, draws[:, 0] - draws[:, 1]) if name != reference else None
     where = {p.variant: (float(a), float(b)) for p, a, b in zip(points, x, y)}
-    return Frontier(name, where, [p.variant for p, on in zip(points, best(x, y)) if on], height, gain)
+    over = None if span is None else (float(span[0]), float(span[-1]))
+    return Frontier(name, where, [p.variant for p, on in zip(points, best(x, y)) if on], over, height, gain)
 
 
 def interval(mean: float, draws: np.ndarray, level: float = 0.95) -> Interval:

@@ -20,7 +20,7 @@ from sage_rlvr.study.frontier_figure import base_point, draw_frontier
 from sage_rlvr.study.matched import matched
 from sage_rlvr.study.plan import Study, load_study, read_folder
 from sage_rlvr.study.run import LOG, finished_runs, run_study, share_done, status_of
-from sage_rlvr.study.table import as_json, as_markdown, cells, study_rows
+from sage_rlvr.study.table import as_json, as_markdown, cells, shown, study_rows
 
 COLOURS = {"done": "green", "running": "cyan", "failed": "bold red", "interrupted": "yellow", "waiting": "dim"}
 
@@ -178,4 +178,4 @@ def show_frontier(out: str | Path, reference: str | None = None, task: str | Non
 
 
 def _signed(x: Interval | None) -> str:
-    return "–" if x is None else f"{x.mean:+.3f} [{x.low:+.3f}, {x.high:+.3f}]"
+    return shown(x, sign="+")

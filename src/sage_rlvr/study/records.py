@@ -116,7 +116,7 @@ def unpack(sources: Sequence[str | Path], out: str | Path) -> list[str]:
         start = out / "base" / "start.json"
         if (source / BASE).is_file() and not start.is_file():
             _unpack_base(source / BASE, out / "base")
-        elif "base" in new and not start.is_file():
+        elif "base" in new and "model_name_or_path" in study.base and not start.is_file():
             write_whole(start, json.dumps({"model": study.base["model_name_or_path"]}) + "\n")
     return new
 

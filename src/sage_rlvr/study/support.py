@@ -9,11 +9,13 @@ import numpy as np
 
 from sage_rlvr.evaluate.counts import TaskCounts, counts_of
 from sage_rlvr.metrics import support_metrics
+from sage_rlvr.report.style import MARK, Figure, legend, line, panels, save
 from sage_rlvr.study.plan import read_folder
 from sage_rlvr.study.run import finished_runs
 from sage_rlvr.study.table import common_problems
 
 RATIOS = ("SRR", "NDR", "SDS", "NSCR")
+Curves = dict[str, dict[str, list[list[float]]]]  # variant → what was logged → [step, mean over the finished seeds]
 
 
 def support_rows(out: str | Path, task: str) -> list[dict[str, Any]]:
@@ -47,15 +49,14 @@ def _means(seeds: list[dict[str, float]]) -> dict[str, Any]:
     return found
 
 
-def training_curves(out: str | Path) -> dict[str, dict[str, list[list[float]]]]:
-    """variant → what was logged → [step, mean over the finished seeds], for every number in their logs."""
+def training_curves(out: str | Path) -> Curves:
+    """Every number in the logs of the finished runs."""
     study, curves = read_folder(out), defaultdict[str, dict[str, dict[int, list[float]]]](dict)
     for run in finished_runs(out):
         log = Path(out, run, "train", "log.jsonl")
         if run == "base" or not log.is_file():
             continue
-        for line in log.read_text(encoding="utf-8").splitlines():
-            entry = json.loads(line)
+        for entry in map(json.loads, log.read_text(encoding="utf-8").splitlines()):
             for name, value in entry.items():
                 if isinstance(value, int | float) and name not in ("step", "epoch"):
                     at = curves[study.variant_of(run)[0]].setdefault(name, {})
@@ -64,3 +65,19 @@ def training_curves(out: str | Path) -> dict[str, dict[str, list[list[float]]]]:
         variant: {name: [[step, float(np.mean(v))] for step, v in sorted(at.items())] for name, at in named.items()}
         for variant, named in curves.items()
     }
+
+
+def draw_curves(path: str | Path, curves: Curves, names: dict[str, str]) -> Figure:
+    """A panel for each of ``names`` (what was logged → its title), a line a variant."""
+    with panels(len(names), width=5.6) as (figure, axes):
+        for ax, (name, title) in zip(axes.flat, names.items()):
+            for i, (variant, logged) in enumerate(curves.items()):
+                if name in logged:
+                    steps, values = zip(*logged[name])
+                    style = line(i) | ({"mfc": "none"} if i >= len(MARK) else {})  # the second round is hollow
+                    ax.plot(steps, values, label=variant, markevery=max(1, len(steps) // 6), **style)
+            ax.set_xlabel("step")
+            ax.set_title(title)
+        legend(figure, axes)
+        told = f"{' and '.join(names.values())} over training, means over seeds: {', '.join(curves)}."
+        return save(figure, path, told)

@@ -1,6 +1,7 @@
 """A study's table: each variant over its seeds, against the base, with intervals over problems."""
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -83,14 +84,23 @@ def _solutions(run: TaskCounts) -> np.ndarray:
 def as_markdown(rows: list[Row]) -> str:
     ks = sorted({k for r in rows for k in r.pass_at})
     head = ["task", "variant", "seeds", *(f"pass@{k}" for k in ks), "distinct right", "lost", "gained"]
+    return markdown(head, [cells(r, ks) for r in rows])
+
+
+def markdown(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(cells(r, ks)) + " |" for r in rows]) + "\n"
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in body]) + "\n"
+
+
+def shown(x: Interval | None, digits: int = 3, sign: str = "") -> str:
+    """``sign``: "+" for a difference."""
+    if x is None:
+        return "–"
+    mean, low, high = (f"{value:{sign}.{digits}f}" for value in x)
+    return f"{mean} [{low}, {high}]"
 
 
 def cells(row: Row, ks: list[int]) -> list[str]:
-    def shown(x: Interval | None, digits: int) -> str:
-        return "–" if x is None else f"{x.mean:.{digits}f} [{x.low:.{digits}f}, {x.high:.{digits}f}]"
-
     lost = ["–", "–"] if row.variant == "base" else [f"{row.lost:.1f}", f"{row.gained:.1f}"]
     return [
         row.task,

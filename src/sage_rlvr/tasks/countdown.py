@@ -19,7 +19,7 @@ from sage_rlvr.tasks.registry import Problem, Source, Task, register_task
 
 _Drawn = tuple[list[int], int]  # numbers, target
 TEST_SHARE = 0.2  # of all (numbers, target) pairs
-FIVE, FRESH = "countdown-ltr-5", "countdown-ltr-fresh"
+FIVE, FAR, FRESH = "countdown-ltr-5", "countdown-ltr-far", "countdown-ltr-fresh"
 USED = 1_000  # problems of countdown-ltr that a study may have looked at
 _ATTEMPTS = 2_000  # draws for one index before we say that the world is used up
 
@@ -82,6 +82,12 @@ def generate_ltr_five(n: int, seed: int = 0, split: str = "train") -> list[Probl
     """countdown-ltr out of distribution: five numbers and targets of 100 to 199, as problems of a task of their own."""
     made = generate_ltr(n, seed, split, count=5, targets=(100, 199))
     return [replace(p, id=p.id.replace(p.task, FIVE, 1), task=FIVE) for p in made]
+
+
+def generate_ltr_far(n: int, seed: int = 0, split: str = "train") -> list[Problem]:
+    """countdown-ltr out of distribution, within reach: four numbers as ever, targets of 100 to 199."""
+    made = generate_ltr(n, seed, split, targets=(100, 199))
+    return [replace(p, id=p.id.replace(p.task, FAR, 1), task=FAR) for p in made]
 
 
 def generate_ltr_fresh(n: int, seed: int = 0, split: str = "train") -> list[Problem]:
@@ -210,6 +216,14 @@ register_task(
         name=FIVE,
         description="countdown-ltr out of distribution: 5 digits, targets of 100 to 199",
         generate=generate_ltr_five,
+    )
+)
+register_task(
+    replace(
+        _LTR,
+        name=FAR,
+        description="countdown-ltr out of distribution, within reach: 4 digits, targets of 100 to 199",
+        generate=generate_ltr_far,
     )
 )
 register_task(
