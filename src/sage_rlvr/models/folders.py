@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.processes import alive
 
 
 @contextlib.contextmanager
@@ -73,18 +74,3 @@ def _sweep(out: Path) -> None:
         pid = left.name.removeprefix(stem).removesuffix(".replaced")
         if pid.isdigit() and (int(pid) == os.getpid() or not alive(int(pid))):
             shutil.rmtree(left, ignore_errors=True)
-
-
-def alive(pid: int) -> bool:
-    """A zombie is dead: in a container whose first process does not reap, it may stay for ever."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()  # number (name) state …, and the name may hold anything
-    except OSError:
-        return True  # not Linux, or not for us to see
-    return stat.rpartition(b")")[2].split()[:1] != [b"Z"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.processes import alive, started
 
 
 def acquire(path: Path) -> None:
@@ -36,28 +37,14 @@ def release(path: Path) -> None:
 
 
 def _me() -> dict[str, Any]:
-    return {"pid": os.getpid(), "start": _start(os.getpid()), "host": socket.gethostname()}
+    return {"pid": os.getpid(), "start": started(os.getpid()), "host": socket.gethostname()}
 
 
 def _alive(holder: dict[str, Any]) -> bool:
     if holder.get("host") != socket.gethostname():
         return True  # cannot be known from here
-    try:
-        os.kill(int(holder["pid"]), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return _start(int(holder["pid"])) == holder.get("start")  # another process may have been given the number
-
-
-def _start(pid: int) -> int | None:
-    """When the process began, in clock ticks; None where there is no /proc, or where it is a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == b"Z" else int(fields[19])
+    pid = int(holder["pid"])
+    return alive(pid) and started(pid) == holder.get("start")  # another process may have been given the number
 
 
 def _read(file: Any) -> dict[str, Any] | None:

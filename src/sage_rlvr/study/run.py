@@ -11,7 +11,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from sage_rlvr.models.folders import alive
+from sage_rlvr.processes import alive
 from sage_rlvr.study.job import STATUS
 from sage_rlvr.study.plan import Study, load_study, open_folder, read_folder
 
