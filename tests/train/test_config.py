@@ -1,6 +1,7 @@
 """The configuration: what it refuses, in one sentence; what it is by default; whether it is the exact case."""
 
 import pytest
+import torch
 from trl import GRPOConfig
 
 import sage_rlvr
@@ -89,3 +90,12 @@ def test_exactness_is_said(folder, tmp_path, capsys):
     assert token.departures() == [
         "anchor_credit='to_go' with guide 'token', which looks at later tokens (exact: 'sequence')"
     ]
+
+
+@pytest.mark.parametrize(("said", "device", "ours"), [
+    (None, "cuda", True), (None, "cpu", False), (True, "cpu", True), (False, "cuda", False),
+])  # fmt: skip
+def test_our_head_is_the_default_on_a_gpu(said, device, ours, folder, tmp_path, monkeypatch):
+    trainer = tiny.build(folder, tmp_path, fused_head=said)
+    monkeypatch.setattr(type(trainer.accelerator), "device", torch.device(device))
+    assert (trainer._make_head() is not None) == ours

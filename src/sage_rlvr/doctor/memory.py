@@ -103,43 +103,39 @@ def _optimizer_copies(demand: Demand, weights: Weights, cuda: bool) -> list[Part
 
 
 def head_bytes(demand: Demand, cuda: bool, backward: bool) -> float:
-    ours = cuda if demand.fused_head is None else demand.fused_head
-    return (_our_head_bytes if ours else _their_head_bytes)(demand, cuda, backward)
-
-
-def _our_head_bytes(demand: Demand, cuda: bool, backward: bool) -> float:
-    """By ``head/tiles.py``: a tile, and with gradients a float32 vector a token; the exponentials where the head learns."""
-    text = demand.config.get_text_config()
-    n = demand.micro_batch * (demand.completion if cuda else demand.length - 1)
-    vocab, width = text.vocab_size, text.hidden_size
+    """Of the log-prob head on one micro-batch; the GPU's scores completions only."""
+    text, ours = demand.config.get_text_config(), cuda if demand.fused_head is None else demand.fused_head
+    tokens = demand.micro_batch * (demand.completion if cuda else demand.length - 1)
     size = 2 if demand.autocast else demand.dtype.itemsize
+    learns = demand.dtype.itemsize if demand.lora is None else None
+    if ours:
+        return _our_head(tokens, text.vocab_size, text.hidden_size, size, learns, backward)
+    return _their_head(tokens, text.vocab_size, text.hidden_size, size, learns, backward, cuda)
+
+
+def _our_head(n: int, vocab: int, width: int, size: int, learns: int | None, backward: bool) -> float:
+    """By ``head/tiles.py``: a tile, and with gradients a float32 vector a token; the exponentials where the head learns, and
+    the gradient of its weight, of ``learns`` bytes each."""
     if not backward:
         cut = tiles.reading_tiles(n, vocab)
         return cut.tokens * cut.vocab * 4
     cut = tiles.frozen_tiles(n, vocab, width, size, tiles.MULTIPROCESSORS)
-    frozen = cut.tokens * cut.vocab * (4 + size) + n * width * 4
-    if demand.lora is not None:
-        return frozen
-    plane = n * vocab * size
+    if learns is None:
+        return cut.tokens * cut.vocab * (4 + size) + n * width * 4
+    plane, weight = n * vocab * size, vocab * width * learns
     if plane <= tiles.KEPT:
-        return plane + cut.tokens * cut.vocab * 4 + n * width * (4 + size) + vocab * width * demand.dtype.itemsize
+        return plane + cut.tokens * cut.vocab * 4 + n * width * (4 + size) + weight
     square = tiles.square_tiles(n, vocab)
-    sums = n * width * 4 + square.vocab * width * 4 + vocab * width * demand.dtype.itemsize
-    return square.tokens * square.vocab * (4 + size) + sums
+    return square.tokens * square.vocab * (4 + size) + (n + square.vocab) * width * 4 + weight
 
 
-def _their_head_bytes(demand: Demand, cuda: bool, backward: bool) -> float:
+def _their_head(n: int, vocab: int, width: int, size: int, learns: int | None, backward: bool, cuda: bool) -> float:
     """TRL projects 4,096 positions on 32,768 tokens at a time and recomputes the tile in the backward pass."""
-    text = demand.config.get_text_config()
-    scored = demand.completion if cuda else demand.length - 1  # the GPU's scores completions only
-    tokens = demand.micro_batch * scored
-    size = 2 if demand.autocast else demand.dtype.itemsize
-    rows, columns = min(tokens, HEAD_TOKENS), min(text.vocab_size, HEAD_COLUMNS)
+    rows, columns = min(n, HEAD_TOKENS), min(vocab, HEAD_COLUMNS)
     tile = rows * HEAD_COLUMNS * size if cuda else rows * columns * 4 * CPU_TILES  # untouched pages cost a CPU nothing
-    slice_cast = columns * text.hidden_size * size
-    hidden = tokens * text.hidden_size * (4 + size) if backward else 0  # its gradient is summed in float32
-    weight = text.vocab_size * text.hidden_size * 4 if backward and demand.lora is None else 0
-    return tile + slice_cast + hidden + weight
+    hidden = n * width * (4 + size) if backward else 0  # its gradient is summed in float32
+    weight = vocab * width * 4 if backward and learns is not None else 0
+    return tile + columns * width * size + hidden + weight
 
 
 def generation(demand: Demand, kept: Pass) -> list[Part]:

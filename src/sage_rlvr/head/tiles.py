@@ -13,9 +13,7 @@ from torch import Tensor
 BUDGET = 368 << 20  # bytes of one tile; 235 MB of saved vectors come on top at 16,384 tokens of 3,584
 MIN_TOKENS, MAX_TOKENS = 2048, 4096  # rows of a tile: enough to fill the matrix units, few enough for a wide vocabulary
 OUT_ROWS, OUT_COLS = 128, 256  # the output block one multiprocessor works on in a large bf16 product on Hopper
-KEPT = (
-    5 << 30
-)  # bytes of exponentials that may wait for the backward of a head that learns; beyond, they are computed again
+KEPT = 5 << 30  # bytes of exponentials that may wait for the backward of a head that learns; beyond, computed again
 SQUARE = 8192  # side of a tile where both gradients are summed: each sum is read and written once per tile
 MULTIPROCESSORS = 132  # of an H100 or H200; read off the device where there is one
 
