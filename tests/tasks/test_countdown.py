@@ -387,8 +387,12 @@ def test_fresh_problems_are_no_others():
 def test_plain_answers_skip_the_spellings_and_nothing_changes(monkeypatch):
     rng = random.Random(4)
     texts = ["".join(rng.choices("0123456789+-*/()=. _\n\t", k=rng.randint(0, 14))) for _ in range(3000)]
+    texts += ["".join(rng.choices("0123456789+-*/", k=rng.randint(1, 30))) for _ in range(3000)]
+    texts += ["+".join("1" * n) for n in (9, 10, 11, 12)] + ["9999+1", "10000+1", "1" * 13, "03+4"]
     texts += [" 3+4*2 ", "**3+4**", "(3+4)/2 = 7.", "3 x 4", "$3+4$", "3\u00a0+\u00a04"]
     quick = [(tokens_of(t), tokens_of(t, 7)) for t in texts]
-    monkeypatch.setattr(expressions, "_PLAIN", re.compile("(?!)"))
+    assert sum(expressions._BARE.fullmatch(t) is not None for t in texts) > 100
+    for name in ("_BARE", "_PLAIN"):
+        monkeypatch.setattr(expressions, name, re.compile("(?!)"))
     assert quick == [(tokens_of(t), tokens_of(t, 7)) for t in texts]
     assert sum(found is not None for found, _ in quick) > 100

@@ -134,11 +134,9 @@ def train_variant(study: Study, out: Path, run: str) -> str:
 
 
 def _evaluate(study: Study, model: str, folder: Path, run: str) -> None:
-    from sage_rlvr.evaluate.page import show_results
     from sage_rlvr.evaluate.run import EvalArguments, evaluate
 
     evaluate(EvalArguments(**{"model": model, "out": str(folder), "run": run, **study.evaluate}))
-    show_results(folder)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from sage_rlvr.errors import UserError
@@ -31,7 +32,7 @@ def solutions(numbers: Sequence[int], target: int) -> list[str]:
 
 def reachable(numbers: Sequence[int], low: int = 0, high: int = 99) -> list[int]:
     """Every target in low..high that countdown-ltr can reach with these numbers."""
-    return sorted({value for value in _values(tuple(numbers)) if low <= value <= high})
+    return sorted(value for value in _values(tuple(sorted(numbers))) if low <= value <= high)
 
 
 def _candidates(numbers: tuple[int, ...]) -> Iterator[tuple[int, str]]:
@@ -43,7 +44,8 @@ def _candidates(numbers: tuple[int, ...]) -> Iterator[tuple[int, str]]:
         yield from heads
 
 
-def _values(numbers: tuple[int, ...]) -> set[int]:
+@lru_cache(maxsize=1 << 13)  # four digits make 495 multisets
+def _values(numbers: tuple[int, ...]) -> frozenset[int]:
     """The values alone: five numbers have 9,720 answers but far fewer values, so sets are kept by which numbers are used."""
     n = len(numbers)
     by_used: list[set[int]] = [set() for _ in range(1 << n)]
@@ -53,7 +55,7 @@ def _values(numbers: tuple[int, ...]) -> set[int]:
         for i, b in enumerate(numbers):
             if not used >> i & 1:
                 by_used[used | 1 << i].update(w for v in by_used[used] for w in (v + b, v - b, v * b))
-    return by_used[-1]
+    return frozenset(by_used[-1])
 
 
 def generate_ltr(

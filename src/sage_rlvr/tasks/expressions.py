@@ -4,7 +4,6 @@ Every limit is a plain number and every loop is flat, so an answer of 10⁶ brac
 """
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -27,6 +26,8 @@ _SPELLINGS = (
 )
 _PLAIN = re.compile(r"[-+*/()=0-9._\s]*")  # what none of them is about
 _TOKEN = re.compile(r"\s*(?:([0-9]+)|([-+*/()]))")
+_BARE = re.compile(r"[1-9][0-9]{0,3}(?:[-+*/][1-9][0-9]{0,3}){0,9}")  # 3+4*2-1: nearly every answer of a trained model
+_PIECES = re.compile(r"[0-9]+|[-+*/]")
 _RANK = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 
@@ -42,6 +43,8 @@ class Node:
 
 def tokens_of(text: str, target: int | None = None) -> list[str] | None:
     """["3", "+", "4"] from "$3 + 4$", or None if it is no such thing. A trailing "= target" is allowed, "= other" is not."""
+    if _BARE.fullmatch(text):
+        return _PIECES.findall(text)
     if len(text) > MAX_CHARACTERS:
         return None
     if not _PLAIN.fullmatch(text):
@@ -64,7 +67,7 @@ def tokens_of(text: str, target: int | None = None) -> list[str] | None:
 
 def uses_exactly(tokens: Sequence[str], numbers: Sequence[int]) -> bool:
     """Every given number once, and no other."""
-    return Counter(int(t) for t in tokens if t.isdigit()) == Counter(numbers)
+    return sorted(int(t) for t in tokens if t.isdigit()) == sorted(numbers)
 
 
 def parse(tokens: Sequence[str]) -> Node | None:

@@ -8,6 +8,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 from sage_rlvr.errors import UserError
@@ -40,7 +41,9 @@ class JudgeScorer:
             raise UserError(
                 f"score: {len(completions)} completions but {len(answers)} answers; give one answer a completion."
             )
-        return [self._one(completion, gold) for completion, gold in zip(completions, answers)]
+        pairs = list(zip(completions, answers))
+        verdicts = {pair: self._one(*pair) for pair in dict.fromkeys(pairs)}  # many samples say the same
+        return [verdicts[pair] for pair in pairs]
 
     def _one(self, completion: str, gold: str) -> float | None:
         answer = final_answer(completion, self.fallback, self.block)
@@ -103,10 +106,11 @@ def judge_countdown_ltr(answer: str, gold: str) -> float | None:
     return float(expressions.left_to_right(tokens) == given[1])
 
 
-def _countdown_gold(gold: str) -> tuple[list[int], int] | None:
+@lru_cache(maxsize=1 << 13)
+def _countdown_gold(gold: str) -> tuple[tuple[int, ...], int] | None:
     try:
         said = json.loads(gold)
-        return [int(x) for x in said["numbers"]], int(said["target"])
+        return tuple(int(x) for x in said["numbers"]), int(said["target"])
     except (ValueError, KeyError, TypeError):
         return None
 

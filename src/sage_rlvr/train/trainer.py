@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.data_loader import DataLoaderShard
 from accelerate.utils import gather_object, is_peft_model
 from torch import Tensor
 from trl.models.utils import disable_gradient_checkpointing
@@ -86,6 +87,13 @@ class SAGETrainer(ResumableTrainer):
         self.add_callback(LogFile())
         replace_progress(self, ProgressLine)
         self._say_which_gradient()
+
+    def get_train_dataloader(self) -> Any:
+        """Rows are text: Accelerate need not walk through each in search of tensors for the device."""
+        loader = super().get_train_dataloader()
+        if isinstance(loader, DataLoaderShard):
+            loader.device = None
+        return loader
 
     # ---- generation: where a completion ends -----------------------------------------------------------------------
 
