@@ -438,12 +438,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tiny", action="store_true", help="small sizes on the CPU: a smoke test, no measurement")
     parser.add_argument("--sweep", action="store_true", help="tile and block sizes of ours instead of the comparison")
+    parser.add_argument("--parts", help="some of head,odd,trainable,linearity,profile: the others in the file are kept")
     args = parser.parse_args()
     device, sizes = ("cpu", TINY) if args.tiny else ("cuda", FULL)
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("no CUDA device here: use --tiny for a smoke test on the CPU")
     torch.manual_seed(0)
-    result: dict[str, Any] = {
+    result: dict[str, Any] = json.loads(args.out.read_text()) if args.parts and args.out.is_file() else {}
+    result |= {
         "machine": machine(),
         "versions": versions(),
         "sizes": vars(sizes),
@@ -457,8 +459,8 @@ def main() -> None:
             "trainable": lambda: trainable_table(device, sizes), "linearity": lambda: linearity(device, sizes),
             "profile": lambda: kernels_by_time(device, sizes),
         }  # fmt: skip
-    for name, part in parts.items():
-        result[name] = part()
+    for name in args.parts.split(",") if args.parts else parts:
+        result[name] = parts[name]()
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(result, indent=1))  # after each part: a run cut short keeps what it has
         if name in ("head", "trainable", "sweep"):

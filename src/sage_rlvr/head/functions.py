@@ -158,12 +158,13 @@ def _read_with_directions(
     plane_nV: Tensor | None = None,
 ) -> tuple[Softmax, Tensor]:
     """Two matrix passes: the statistics, and ∂logp/∂hidden of each token (n, D). ``plane_nV`` gets −∂logp/∂product, each row
-    times its total ÷ gain."""
+    times its total ÷ gain; the second pass is then one product a span of tokens, whose sum is written once."""
     n, (vocab, width) = len(targets) if kept is None else len(kept), weight.shape
     units = multiprocessors(hidden.device)
     cut = settings.tiles or frozen_tiles(n, vocab, width, settings.dtype.itemsize, units)
     run = tile_functions(hidden.device, settings.dtype)
     tile_MC = torch.empty(cut.tokens, cut.vocab, device=hidden.device, dtype=settings.sums)
+    at_once = plane_nV is not None and weight.dtype == settings.dtype  # else the whole weight would be copied
     if plane_nV is None:
         exps_MC = torch.empty(cut.tokens, cut.vocab, device=hidden.device, dtype=settings.dtype)
     out_nD = torch.empty(n, width, device=hidden.device, dtype=settings.sums)
@@ -180,13 +181,16 @@ def _read_with_directions(
             product(logits_MC, hidden_MD, weight_CD.t())
             bias_C = None if bias is None else bias[c:d]
             room = limit(settings.dtype)
-            before = sum_MD if c else None
+            before = sum_MD if c and not at_once else None
             run.fold(
                 logits_MC, bias_C, targets_M, c, rows, settings.shape, e_MC, before, entropy=settings.entropy, room=room
             )
             if c and plane_nV is not None:
                 run.rescale(plane_nV[a:b, :c], rows.factor)
-            product(sum_MD, e_MC, weight_CD, add=c > 0)
+            if not at_once:
+                product(sum_MD, e_MC, weight_CD, add=c > 0)
+        if at_once:
+            product(sum_MD, plane_nV[a:b], weight)  # type: ignore[index]
         done = rows.close()
         own_M = settings.shape.gain * done.miss * settings.shape.slope(done.target)
         run.directions(sum_MD, weight, targets_M, own_M, settings.shape.gain / done.total)
