@@ -45,7 +45,7 @@ class Sizes:
     totals: tuple[int, ...]  # tokens of an update, part c
 
 
-FULL = Sizes(QWEN_1_5B, 64, 1024, 30, 3, (2, 4, 8, 16, 32), (4096, 8192, 16_384, 32_768), 8192, (8192, 32_768, 131_072))
+FULL = Sizes(QWEN_1_5B, 64, 1024, 30, 3, (4, 8, 16, 32), (4096, 8192, 16_384, 32_768), 8192, (8192, 32_768, 131_072))
 TINY = Sizes(Shape(300, 16, 32, 1, 2, 2), 16, 24, 3, 1, (2, 8), (100, 200), 100, (200, 400))
 
 
@@ -91,11 +91,11 @@ class Bench:
     def _guide_on_and_off(self) -> dict[str, Any]:
         """In turns of a few updates, so that a clock that drifts drifts for both."""
         both = {"off": self.ours(guide="none"), "on": self.ours(guide="branch")}
-        turns, each = 5, -(-self.sizes.updates // 5)
+        turns, each = 3, -(-self.sizes.updates // 3)
         spent: dict[str, list[dict[str, Any]]] = {"off": [], "on": []}
         for turn in range(turns):
             for name in ("off", "on") if turn % 2 == 0 else ("on", "off"):
-                spent[name].append(both[name].run(each, warm=2))
+                spent[name].append(both[name].run(each, warm=1))
         out: dict[str, Any] = {}
         for name, found in spent.items():
             out[f"ms_{name}"] = statistics.median(x for run in found for x in run["spent_ms"])
