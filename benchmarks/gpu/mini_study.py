@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from sage_rlvr.provenance import made_with
@@ -91,12 +92,21 @@ class Watch:
 
 
 def start_mps() -> bool:
-    """NVIDIA's service that lets several processes' kernels run at the same time; without it they take turns."""
+    """NVIDIA's service that lets several processes' kernels run at the same time; without it they take turns. Where it starts
+    but serves nobody, every run would fail: it is tried, and stopped again."""
     found = shutil.which("nvidia-cuda-mps-control")
     if found is None:
         print("no nvidia-cuda-mps-control here: the runs take turns on the card", flush=True)
         return False
-    return subprocess.run([found, "-d"], check=False).returncode == 0
+    if subprocess.run([found, "-d"], check=False).returncode != 0:
+        return False
+    tried = "import torch; torch.ones(1, device='cuda').item()"
+    with suppress(subprocess.SubprocessError):
+        subprocess.run([sys.executable, "-c", tried], check=True, timeout=60)
+        return True
+    print("nvidia-cuda-mps-control serves nobody here: stopped, the runs take turns on the card", flush=True)
+    subprocess.run([found], input=b"quit\n", check=False)
+    return False
 
 
 def write_session(records: Path, to: Path, session: dict) -> None:

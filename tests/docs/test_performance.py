@@ -51,12 +51,35 @@ def test_the_head_that_learns_and_long_batches():
         assert shown[f"{int(tokens):,}"][0] == cells
 
 
-def test_the_step():
-    found, shown = load("step.json"), tables("Measured so far")
+def test_the_step_without_generation():
+    found, shown = load("step.json"), tables("Measured without generation")
     assert shown.pop("trainer") == [["time", "peak memory"]]
-    assert len(shown) == 7  # four of TRL's, three of ours
-    for name, cells in shown.items():
-        row = found["b"][name.replace("TRL 1.16", "TRL")]
-        assert cells[0] == [f"{row['ms']:.0f} ms", f"{row['peak_gib']:.1f} GiB"]
+    assert shown.pop("tokens") == [["time", "a token", "peak memory"]]
+    for name, row in found["c"].items():
+        cells = [f"{row['ms']:.0f} ms", f"{row['us_per_token']:.1f} µs", f"{row['peak_gib']:.1f} GiB"]
+        assert shown.pop(f"{int(name.split()[0]):,}") == [cells]
+    verdict = found["b"].pop("verdict")
+    assert len(shown) == len(found["b"]) == 10  # six of TRL's, four of ours
+    for name, row in found["b"].items():
+        assert shown[name.replace("TRL", "TRL 1.16")] == [[f"{row['ms']:.0f} ms", f"{row['peak_gib']:.1f} GiB"]]
+    assert f"**{verdict['speedup']:.2f} × TRL's fastest, with {verdict['memory_ratio']:.2f} of its memory**" in PAGE
     guide = found["a"]["branch k3 against guide off"]
     assert f"time {guide['time_ratio']:.3f} ×,\npeak memory {guide['memory_ratio']:.3f} ×" in PAGE
+    assert f"{guide['passes_on']:.0f} forward passes both" in PAGE
+    assert guide["passes_on"] == guide["passes_off"]
+    assert guide["updates"] >= 30
+    grows = found["c"]["131072 tokens"]["ms"] / found["c"]["32768 tokens"]["ms"]
+    assert f"the time grows {grows:.2f} ×" in PAGE
+
+
+def test_the_whole_step():
+    found, shown = load("whole_step.json"), tables("The whole step, with vLLM")
+    assert shown.pop("phase") == [["ours", "TRL 1.16", "TRL ÷ ours, per token"]]
+    assert set(shown) == set(found["ours"]["ms"]) == set(found["theirs"]["ms"])
+    for name, cells in shown.items():
+        times = [f"{found[who]['ms'][name]:.0f}" for who in ("ours", "theirs")]
+        assert cells == [[*times, f"{found['theirs ÷ ours'][name]:.2f}"]]
+    peaks = [f"{found[who]['peak_gib']:.1f}" for who in ("ours", "theirs")]
+    assert f"{peaks[0]} and {peaks[1]} GiB" in PAGE
+    ours, theirs = found["ours"]["ms"], found["theirs"]["ms"]
+    assert f"{theirs['step'] / (ours['step'] - ours['rollout'] + theirs['rollout']):.2f} × as fast" in PAGE
