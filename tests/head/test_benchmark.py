@@ -36,6 +36,8 @@ def test_the_tiny_run_fills_every_part(run):
         assert rows["ours"]["error"]["gradient"] < 1e-2
         for name in ("verl fused kernel", "Liger GRPO loss (no entropy)"):
             assert "ms" in rows[name] or rows[name]["not_run"]  # a peer that is absent says so
+    assert len(found["agreement"]) == 20
+    assert all(value == 0 for row in found["agreement"].values() for value in row.values())  # the CPU with itself
     assert found["odd"]["all masked"]["ours"]["all zero"]
 
 
