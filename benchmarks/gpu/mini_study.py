@@ -21,6 +21,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from sage_rlvr.errors import UserError
 from sage_rlvr.provenance import made_with
 from sage_rlvr.study import page
 from sage_rlvr.study.plan import Study, load_study, read_folder
@@ -149,7 +150,10 @@ def main() -> int:
     args = parser.parse_args()
     if args.what == "show" and not args.out:
         parser.error("show needs --out: a folder for the tables and figures")
-    return run(args) if args.what == "run" else show(args)
+    try:
+        return run(args) if args.what == "run" else show(args)
+    except UserError as e:
+        parser.exit(2, f"{e}\n")
 
 
 if __name__ == "__main__":

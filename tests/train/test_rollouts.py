@@ -201,3 +201,15 @@ def test_rows_of_text_are_not_searched_for_tensors(folder, tmp_path, monkeypatch
     rows = [batch for batch, _ in zip(theirs, range(3))]
     monkeypatch.setattr("accelerate.data_loader.send_to_device", lambda *args, **kwargs: pytest.fail("searched"))
     assert [batch for batch, _ in zip(ours, range(3))] == rows
+
+
+def test_a_static_cache_draws_the_same_rollouts(folder, tmp_path):
+    """TRL's option for generation without vLLM, through our trainer: the same losses and lengths, digit for digit."""
+    runs = []
+    for name, option in (("default", {}), ("static", {"cache_implementation": "static"})):
+        torch.manual_seed(0)
+        trainer = build(folder, tmp_path / name, given=False, max_steps=2, max_completion_length=12, **option)
+        trainer.train()
+        runs.append([(e["loss"], e["completions/mean_length"]) for e in trainer.state.log_history if "loss" in e])
+    assert runs[0] == runs[1]
+    assert len(runs[0]) == 2
