@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -57,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
     except TimeUp:
         print(f"{args.minutes} minutes are over; the same command goes on", flush=True)
     finally:
+        clock.keeper.shutdown()
         done = pack(out, to)
         session = {
             "wall_s": round(time.monotonic() - began, 1),
@@ -73,10 +75,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Watch:
-    """Says what changes, keeps the record of each run as it ends, and calls time."""
+    """Says what changes, keeps the record of each run as it ends (beside: the next run need not wait), and calls time."""
 
     def __init__(self, end: float):
         self.end, self.said, self.began = end, dict[str, str](), time.monotonic()
+        self.keeper = ThreadPoolExecutor(1)
 
     def __call__(self, study: Study, out: Path) -> None:
         for name in study.runs():
@@ -87,7 +90,7 @@ class Watch:
             self.said[name] = now
             print(f"{time.monotonic() - self.began:7.1f} s  {name}: {now}", flush=True)
             if status["state"] == "done":
-                keep(out, name)
+                self.keeper.submit(keep, out, name)
         if time.monotonic() > self.end:
             raise TimeUp
 

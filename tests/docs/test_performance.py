@@ -51,6 +51,16 @@ def test_the_head_that_learns_and_long_batches():
         assert shown[f"{int(tokens):,}"][0] == cells
 
 
+def test_the_gpu_agrees_with_the_cpu_within_what_is_said():
+    found = load("head.json")["agreement"]
+    assert len(found) == 20
+    for dtype in ("bfloat16", "float32"):
+        rows = [row for name, row in found.items() if name.endswith(f", {dtype}")]
+        worst = [max(row[what] for row in rows) for what in ("logps", "entropies", "gradient")]
+        assert all(off < bound for off, bound in zip(worst, (5e-3, 5e-3, 1e-2)))
+        assert all(f"{off:.1e}" in PAGE for off in worst)
+
+
 def test_the_step_without_generation():
     found, shown = load("step.json"), tables("Measured without generation")
     assert shown.pop("trainer") == [["time", "peak memory"]]

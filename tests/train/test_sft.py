@@ -331,6 +331,8 @@ def test_changed_settings_are_refused_before_the_stage_is_finished_too(tmp_path,
 def test_what_cannot_start_is_said(tmp_path, base):
     with pytest.raises(UserError, match="the SFT stage has no model"):
         run_sft(SFTRun(), config(tmp_path / "sft"), ROWS)
+    with pytest.raises(UserError, match="completion_only_loss=false"):
+        run_sft(SFTRun(model=str(base)), config(tmp_path / "sft", completion_only_loss=False), ROWS)
     adapter = tiny.save_adapter(tmp_path / "adapter", base)
     with pytest.raises(UserError, match="cannot start from the adapter"):
         run_sft(SFTRun(model=str(adapter)), config(tmp_path / "sft"), ROWS)

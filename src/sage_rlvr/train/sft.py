@@ -116,6 +116,8 @@ def run_sft(
         raise UserError("the SFT stage has no model: set model to a Hub id, a folder or a .gguf file.")
     if is_adapter(run.model):
         raise UserError(f"SFT cannot start from the adapter {run.model}: merge it first (sage-rlvr merge).")
+    if sft_config.completion_only_loss is False:
+        raise UserError("completion_only_loss=false: SFT here teaches completions alone; leave it out.")
     folder = Path(sft_config.output_dir)
     result = folder / run.result
     rows = None if dataset is None else list(dataset)
