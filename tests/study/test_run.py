@@ -137,7 +137,7 @@ def test_ctrl_c_asks_every_run_first_then_waits_and_kills_only_what_does_not_end
     def interrupt(study, out):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(study_run, "_start", lambda out, run, jobs, slot: Process(run))
+    monkeypatch.setattr(study_run, "_start", lambda out, run, jobs, slot, warm: Process(run))
     with pytest.raises(KeyboardInterrupt):
         study_run._run(load_study(file), tmp_path / "out", ["grpo-s0", "branch-s0"], 2, interrupt)
     asked, ended = calls[:2], calls[2:]

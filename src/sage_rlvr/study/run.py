@@ -14,6 +14,7 @@ from typing import Any
 from sage_rlvr.processes import alive
 from sage_rlvr.study.job import STATUS
 from sage_rlvr.study.plan import Study, load_study, open_folder, read_folder
+from sage_rlvr.study.warm import Forked, Warm
 
 LOG = "job.log"
 
@@ -54,9 +55,10 @@ def run_study(
 
 def _run(study: Study, out: Path, runs: list[str], jobs: int, watch: Callable[[Study, Path], None] | None) -> list[str]:
     waiting = [r for r in runs if status_of(out, r)["state"] != "done"]
-    running: dict[str, subprocess.Popen[bytes]] = {}
+    running: dict[str, subprocess.Popen[bytes] | Forked] = {}
     slots: dict[str, int] = {}  # run → which of the jobs' places it holds
     failed: list[str] = []
+    warm = Warm(_environment(jobs)) if len(waiting) > jobs else None  # the first ones need not wait for it
     try:
         while waiting or running:
             for run in list(waiting):
@@ -66,7 +68,7 @@ def _run(study: Study, out: Path, runs: list[str], jobs: int, watch: Callable[[S
                 elif state != "running" and len(running) < jobs:  # running: what a killed study left is still ending
                     waiting.remove(run)
                     slots[run] = min(set(range(jobs)) - {slots[r] for r in running})
-                    running[run] = _start(out, run, jobs, slots[run])
+                    running[run] = _start(out, run, jobs, slots[run], warm)
             for run, process in list(running.items()):
                 if process.poll() is not None:
                     del running[run]
@@ -84,17 +86,27 @@ def _run(study: Study, out: Path, runs: list[str], jobs: int, watch: Callable[[S
                 process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
+        if warm is not None:
+            warm.close()
     return failed
 
 
-def _start(out: Path, run: str, jobs: int, slot: int) -> "subprocess.Popen[bytes]":
+def _environment(jobs: int) -> dict[str, str]:
+    share = str(max(1, (os.cpu_count() or 1) // jobs))  # of the cores: else each run takes all
+    return {"OMP_NUM_THREADS": share, **os.environ}
+
+
+def _start(out: Path, run: str, jobs: int, slot: int, warm: Warm | None) -> "subprocess.Popen[bytes] | Forked":
     import torch
 
     (out / run).mkdir(parents=True, exist_ok=True)
-    env = dict(os.environ)
+    own = {}
     if torch.cuda.device_count() > 1:
-        env["CUDA_VISIBLE_DEVICES"] = str(slot % torch.cuda.device_count())
-    env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))  # else each takes all cores
+        own["CUDA_VISIBLE_DEVICES"] = str(slot % torch.cuda.device_count())
+    forked = warm.fork(out, run, out / run / LOG, own) if warm is not None else None
+    if forked is not None:
+        return forked
+    env = _environment(jobs) | own
     with (out / run / LOG).open("ab") as log:
         command = [sys.executable, "-m", "sage_rlvr.study.job", str(out), run]
         # a session of its own: a terminal's Ctrl-C reaches us alone, and we let the run write a checkpoint
