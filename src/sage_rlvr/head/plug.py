@@ -86,13 +86,13 @@ class Head:
 
 
 @contextmanager
-def in_place(module: Any, head: Head | None, name: str = "_ChunkedLogProbFunction") -> Iterator[None]:
-    """``head`` under ``module.name`` inside the block; None leaves theirs."""
-    if head is None:
+def in_place(module: Any, ours: Any, name: str = "_ChunkedLogProbFunction") -> Iterator[None]:
+    """``ours`` under ``module.name`` inside the block; None leaves theirs."""
+    if ours is None:
         yield
         return
     theirs = getattr(module, name)
-    setattr(module, name, head)
+    setattr(module, name, ours)
     try:
         yield
     finally:

@@ -11,10 +11,24 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
+from trl.trainer.utils import pad as trl_pad
 
 from sage_rlvr.errors import UserError
 
 LEFT_PADDED = ("prompt_ids", "prompt_mask")
+
+
+def quick_pad(
+    tensors: list[Tensor], padding_value: float = 0, padding_side: str = "right", pad_to_multiple_of: int | None = None
+) -> Tensor:
+    """TRL's ``pad`` in one call, where its loop over rows is a fifth of a small model's step; not for rows of rows."""
+    if any(t.ndim != 1 for t in tensors):
+        return trl_pad(tensors, padding_value, padding_side, pad_to_multiple_of)
+    out = pad_sequence(tensors, batch_first=True, padding_value=padding_value, padding_side=padding_side)
+    short = -out.shape[1] % (pad_to_multiple_of or 1)
+    return pad(out, (short, 0) if padding_side == "left" else (0, short), value=padding_value) if short else out
 
 
 # ---- where a completion ends ---------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from accelerate.data_loader import DataLoaderShard
 from accelerate.utils import gather_object, is_peft_model
 from torch import Tensor
 from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer import grpo_trainer
 from trl.trainer import utils as trl_utils
 from trl.trainer.utils import add_fused_lm_head
 
@@ -186,7 +187,8 @@ class SAGETrainer(ResumableTrainer):
         if not self.stop_strings:
             self.mask_truncated_completions = masked  # TRL's own rule is right
         try:
-            output = super()._generate_and_score_completions(inputs)
+            with in_place(grpo_trainer, rollouts.quick_pad, "pad"):
+                output = super()._generate_and_score_completions(inputs)
         finally:
             self._lens, self.mask_truncated_completions = None, masked
         if masked and self.stop_strings:
