@@ -363,43 +363,6 @@ def odd_sizes(device: str, sizes: Sizes) -> dict[str, Any]:
     return table
 
 
-KINDS: dict[str, dict[str, Any]] = {
-    "plain": {}, "temperature 0.7": {"temperature": 0.7}, "soft-cap 30, scale 0.5": {"softcap": 30.0, "logit_scale": 0.5},
-    "entropy gradient": {"entropy_grad": True}, "tiles of 128 × 512": {"chunk": (128, 512)},
-}  # fmt: skip
-
-
-def agreement(device: str, _: Sizes) -> dict[str, Any]:
-    """Ours on this device against ours on the CPU, the same inputs: largest differences, and gradients' as relative norms."""
-    table: dict[str, Any] = {}
-    for dtype, (n, width, vocab) in ((torch.bfloat16, (300, 256, 4099)), (torch.float32, (2000, 128, 19))):
-        x = draw(n, width, vocab, "cpu", seed=7)
-        mask = torch.rand(n, generator=torch.Generator().manual_seed(1)) < 0.8
-        bias, pull = 0.1 * torch.randn(vocab).to(dtype), torch.randn(2, n)
-        for kind, options in KINDS.items():
-            for learns in (False, True):
-                found = []
-                for where in ("cpu", device):
-                    given = [t.to(where, dtype).detach() for t in (x.hidden, x.weight, bias)]
-                    hidden, weight, b = (t.requires_grad_(learns or t is given[0]) for t in given)
-                    logps, entropies = logps_and_entropies(
-                        hidden, weight, x.targets.to(where), bias=b, mask_N=mask.to(where), **options
-                    )
-                    loss = (logps * pull[0].to(where)).sum()
-                    if "entropy_grad" in options:
-                        loss = loss + (entropies * pull[1].to(where)).sum()
-                    loss.backward()
-                    grads = [g.grad.double().cpu() for g in given if g.grad is not None]
-                    found.append((logps.detach().double().cpu(), entropies.detach().double().cpu(), grads))  # type: ignore[union-attr]
-                (logps, entropies, grads), (others, other_entropies, other_grads) = found
-                table[f"{kind}, {'trainable' if learns else 'frozen'}, {str(dtype)[6:]}"] = {
-                    "logps": float((logps - others).abs().max()),
-                    "entropies": float((entropies - other_entropies).abs().max()),
-                    "gradient": max(float((a - b).norm() / a.norm()) for a, b in zip(grads, other_grads, strict=True)),
-                }
-    return table
-
-
 def sweep(device: str, sizes: Sizes) -> dict[str, Any]:
     """Ours over tile shapes (rows × columns of the logits plane), then over the softmax kernel's block and warps."""
     table: dict[str, Any] = {}
@@ -475,9 +438,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tiny", action="store_true", help="small sizes on the CPU: a smoke test, no measurement")
     parser.add_argument("--sweep", action="store_true", help="tile and block sizes of ours instead of the comparison")
-    parser.add_argument(
-        "--parts", help="some of head,odd,trainable,linearity,profile,agreement: the others in the file are kept"
-    )
+    parser.add_argument("--parts", help="some of head,odd,trainable,linearity,profile: the others in the file are kept")
     args = parser.parse_args()
     device, sizes = ("cpu", TINY) if args.tiny else ("cuda", FULL)
     if device == "cuda" and not torch.cuda.is_available():
@@ -496,16 +457,19 @@ def main() -> None:
         parts = {
             "head": lambda: head_table(device, sizes), "odd": lambda: odd_sizes(device, sizes),
             "trainable": lambda: trainable_table(device, sizes), "linearity": lambda: linearity(device, sizes),
-            "profile": lambda: kernels_by_time(device, sizes), "agreement": lambda: agreement(device, sizes),
+            "profile": lambda: kernels_by_time(device, sizes),
         }  # fmt: skip
-    for name in args.parts.split(",") if args.parts else parts:
+    chosen = args.parts.split(",") if args.parts else list(parts)
+    if set(chosen) - set(parts):
+        parser.error(f"--parts {args.parts}: write some of {','.join(parts)}")
+    for name in chosen:
         result[name] = parts[name]()
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(result, indent=1))  # after each part: a run cut short keeps what it has
         if name in ("head", "trainable", "sweep"):
             print(name)
             show(result[name])
-    print(json.dumps({k: result[k] for k in ("odd", "linearity", "profile", "agreement") if k in result}, indent=1))
+    print(json.dumps({k: result[k] for k in ("odd", "linearity", "profile") if k in result}, indent=1))
 
 
 if __name__ == "__main__":

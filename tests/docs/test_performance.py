@@ -62,7 +62,7 @@ def test_the_head_that_learns_and_long_batches():
 
 
 def test_the_gpu_agrees_with_the_cpu_within_what_is_said():
-    found = load("head.json")["agreement"]
+    found = load("agreement.json")["agreement"]
     assert len(found) == 20
     for dtype in ("bfloat16", "float32"):
         rows = [row for name, row in found.items() if name.endswith(f", {dtype}")]

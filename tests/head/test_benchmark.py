@@ -1,11 +1,13 @@
 """benchmarks/gpu/head.py --tiny: every part of the GPU run on the CPU, so that time on a GPU is not spent on typing errors."""
 
+import importlib
 import importlib.util
 import json
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "head.py"
 
@@ -36,9 +38,29 @@ def test_the_tiny_run_fills_every_part(run):
         assert rows["ours"]["error"]["gradient"] < 1e-2
         for name in ("verl fused kernel", "Liger GRPO loss (no entropy)"):
             assert "ms" in rows[name] or rows[name]["not_run"]  # a peer that is absent says so
-    assert len(found["agreement"]) == 20
-    assert all(value == 0 for row in found["agreement"].values() for value in row.values())  # the CPU with itself
     assert found["odd"]["all masked"]["ours"]["all zero"]
+
+
+def test_a_part_that_does_not_exist_is_said(run, capsys):
+    with pytest.raises(SystemExit):
+        run("--parts", "head,tail")
+    assert "write some of head,odd,trainable,linearity,profile" in capsys.readouterr().err
+
+
+def test_the_cpu_agrees_with_itself(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    script = importlib.import_module("agreement")
+    out = tmp_path / "agreement.json"
+    monkeypatch.setattr(sys, "argv", ["agreement.py", "--tiny", "--out", str(out)])
+    script.main()
+    found = json.loads(out.read_text())["agreement"]
+    assert len(found) == 20
+    assert all(value == 0 for row in found.values() for value in row.values())
+    theirs = script.logps_and_entropies
+    monkeypatch.setattr(script, "logps_and_entropies", lambda h, *a, **k: theirs(h * (1 + torch.rand(())), *a, **k))
+    assert all(
+        row["logps"] > 0 and row["gradient"] > 0 for row in script.agreement("cpu").values()
+    )  # and would say if not
 
 
 def test_the_sweep_runs(run):

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from trl.trainer.utils import pad as trl_pad
 
@@ -27,8 +26,8 @@ def quick_pad(
     if any(t.ndim != 1 for t in tensors):
         return trl_pad(tensors, padding_value, padding_side, pad_to_multiple_of)
     out = pad_sequence(tensors, batch_first=True, padding_value=padding_value, padding_side=padding_side)
-    short = -out.shape[1] % (pad_to_multiple_of or 1)
-    return pad(out, (short, 0) if padding_side == "left" else (0, short), value=padding_value) if short else out
+    width = out.shape[1] + -out.shape[1] % (pad_to_multiple_of or 1)
+    return _widen(out, width, padding_value, padding_side == "left")
 
 
 # ---- where a completion ends ---------------------------------------------------------------------------------------
@@ -154,6 +153,6 @@ def replace_groups(
     return out
 
 
-def _widen(x: Tensor, width: int, pad: int, left: bool) -> Tensor:
+def _widen(x: Tensor, width: int, pad: float, left: bool) -> Tensor:
     missing = width - x.shape[1]
     return torch.nn.functional.pad(x, (missing, 0) if left else (0, missing), value=pad)
