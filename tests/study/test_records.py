@@ -3,6 +3,7 @@
 import gzip
 import json
 import runpy
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -162,6 +163,29 @@ def test_the_script_shows_what_the_records_hold(folder, tmp_path, monkeypatch, c
     assert json.loads((tmp_path / "shown" / "curves.json").read_text())["sage+beta0.1"]["reward"] == [[1, 0.25]]
     assert len(json.loads((tmp_path / "shown" / "support.json").read_text())) == 4
     assert "table.md" in capsys.readouterr().out
+
+
+def test_the_script_says_in_a_sentence_what_is_wrong(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(
+        sys, "argv", ["mini_study.py", "show", "--records", str(tmp_path), "--out", str(tmp_path / "o")]
+    )
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert end.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("serves", [True, False])
+def test_an_mps_that_serves_nobody_is_stopped(tmp_path, monkeypatch, serves):
+    """It starts, and a process that asks for the card gets it or not; then it must be told to quit."""
+    control, heard = tmp_path / "nvidia-cuda-mps-control", tmp_path / "heard"
+    control.write_text(f'#!/bin/sh\n[ "$1" = "-d" ] || cat > {heard}\n')
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    script = runpy.run_path(str(SCRIPT))
+    monkeypatch.setattr(sys, "executable", shutil.which("true" if serves else "false"))
+    assert script["start_mps"]() is serves
+    assert heard.is_file() is not serves
 
 
 def test_a_model_the_study_did_not_make_stays_where_it_is(folder, tmp_path):

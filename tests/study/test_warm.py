@@ -6,15 +6,19 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
+from sage_rlvr.extensions import MODULES
 from sage_rlvr.processes import alive
 from sage_rlvr.study import run as study_run
+from sage_rlvr.study import warm as warm_module
 from sage_rlvr.study.plan import load_study, open_folder
 from sage_rlvr.study.run import run_study, status_of
-from sage_rlvr.study.warm import Forked, Warm
+from sage_rlvr.study.warm import Forked, Warm, can_fork
 
 from .small import SMALL
 
@@ -77,9 +81,30 @@ def test_a_run_that_fails_or_is_stopped_says_so_alone(study, tmp_path, warm):
     assert run.wait(60) == 1
     assert "start.json" in (out / "grpo-s0" / "job.log").read_text()
     assert status_of(out, "grpo-s0")["state"] == "failed"
+    run = warm.fork(out, "grpo-s0", out / "grpo-s0" / "job.log", {MODULES: "no_such_module"})
+    assert run.wait(60) == 1
+    assert "--import no_such_module" in (out / "grpo-s0" / "job.log").read_text()  # each has an environment of its own
     assert os.getpgid(warm.process.pid) != os.getpgid(0)  # a terminal's Ctrl-C reaches the study alone
     with pytest.raises(subprocess.TimeoutExpired):
         Forked(os.getpid(), out / "none").wait(0.2)
+
+
+def test_where_a_fork_would_not_be_safe_there_is_none(monkeypatch):
+    """CUDA's driver as its own library tells it: 3 before anything woke it, 0 after."""
+    answers = iter((3, 0))
+    driver = SimpleNamespace(cuDeviceGetCount=lambda count: next(answers))
+    monkeypatch.setattr(warm_module.os, "listdir", lambda folder: ["1"])  # pytest's own threads aside
+    monkeypatch.setattr(warm_module.ctypes, "CDLL", lambda name: driver)
+    assert [can_fork(), can_fork()] == [True, False]
+    monkeypatch.setattr(warm_module.os, "listdir", lambda folder: ["1", "2"])
+    assert not can_fork()
+    monkeypatch.undo()
+    code = "import threading, time; from sage_rlvr.study.warm import can_fork; print(can_fork()); "
+    code += "threading.Thread(target=time.sleep, args=(5,), daemon=True).start(); print(can_fork())"
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    assert said.stdout.split()[1] == "False"
 
 
 def test_runs_end_when_the_study_is_killed(study, tmp_path):
@@ -88,6 +113,9 @@ def test_runs_end_when_the_study_is_killed(study, tmp_path):
     killed = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"OMP_NUM_THREADS": "1"})
     waited_for(lambda: status_of(tmp_path / "out", "grpo-s1")["state"] == "running", 240)
     inside = json.loads((tmp_path / "out" / "grpo-s1" / "status.json").read_text())["pid"]
+    lines = dict(line.split(":\t") for line in Path(f"/proc/{inside}/status").read_text().splitlines() if ":\t" in line)
+    assert not int(lines["SigIgn"], 16) >> (signal.SIGCHLD - 1) & 1  # it learns how its own children ended
+    assert os.getsid(inside) not in (os.getsid(0), inside)  # forked: in the warm process' session, not in ours
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     waited_for(lambda: not alive(inside))

@@ -141,9 +141,8 @@ def main() -> int:
 
 
 def become(log: str, env: dict[str, str]) -> None:
-    """A forked process as a run that was started: its own session, log, environment and signals."""
+    """A forked process as a run that was started: its own log, environment and signals; the session is the warm process'."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.setsid()
     os.environ |= env
     _lead(0, os.devnull, os.O_RDONLY)
     for fd in (1, 2):
