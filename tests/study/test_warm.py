@@ -93,10 +93,10 @@ def test_where_a_fork_would_not_be_safe_there_is_none(monkeypatch):
     """CUDA's driver as its own library tells it: 3 before anything woke it, 0 after."""
     answers = iter((3, 0))
     driver = SimpleNamespace(cuDeviceGetCount=lambda count: next(answers))
-    monkeypatch.setattr(warm_module.os, "listdir", lambda folder: ["1"])  # pytest's own threads aside
+    monkeypatch.setattr(warm_module, "thread_names", lambda: ["python", "jemalloc_bg_thd"])  # pytest's own threads aside
     monkeypatch.setattr(warm_module.ctypes, "CDLL", lambda name: driver)
     assert [can_fork(), can_fork()] == [True, False]
-    monkeypatch.setattr(warm_module.os, "listdir", lambda folder: ["1", "2"])
+    monkeypatch.setattr(warm_module, "thread_names", lambda: ["python", "python"])
     assert not can_fork()
     monkeypatch.undo()
     code = "import threading, time; from sage_rlvr.study.warm import can_fork; print(can_fork()); "

@@ -29,9 +29,13 @@ def scratch_model(
     layers: int = 2,
     heads: int = 4,
     length: int = 64,
+    dropout: float = 0.0,
     seed: int = 0,
 ) -> Path:
-    """Random weights and tokenizer, saved whole; a folder that is there already is left as it is."""
+    """Random weights and tokenizer, saved whole; a folder that is there already is left as it is.
+
+    ``dropout``: of attention weights, in training; RL leaves it out with ``disable_dropout: true``.
+    """
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -47,6 +51,7 @@ def scratch_model(
         num_attention_heads=heads,
         num_key_value_heads=heads,
         max_position_embeddings=length,
+        attention_dropout=dropout,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,

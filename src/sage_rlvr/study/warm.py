@@ -27,6 +27,7 @@ NEEDED = (
     "sage_rlvr.evaluate.transformers_backend",
 )
 NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
+COMES_THROUGH = "jemalloc_bg_thd"  # Arrow's allocator stops its thread before a fork and starts it again after (x86)
 
 
 class Forked:
@@ -109,14 +110,18 @@ class Warm:
 
 
 def can_fork() -> bool:
-    """One thread, and CUDA's driver asleep: neither would come through a fork."""
-    if len(os.listdir("/proc/self/task")) > 1:
+    """No thread but this one, and CUDA's driver asleep: neither would come through a fork."""
+    if len([name for name in thread_names() if name != COMES_THROUGH]) > 1:
         return False
     try:
         count = ctypes.c_int()
         return ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count)) == NOT_INITIALIZED
     except (OSError, AttributeError):
         return True  # no driver here
+
+
+def thread_names() -> list[str]:
+    return [Path("/proc/self/task", task, "comm").read_text().strip() for task in os.listdir("/proc/self/task")]
 
 
 def main() -> int:
