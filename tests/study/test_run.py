@@ -139,7 +139,7 @@ def test_ctrl_c_asks_every_run_first_then_waits_and_kills_only_what_does_not_end
 
     monkeypatch.setattr(study_run, "_start", lambda out, run, jobs, slot, warm: Process(run))
     with pytest.raises(KeyboardInterrupt):
-        study_run._run(load_study(file), tmp_path / "out", ["grpo-s0", "branch-s0"], 2, interrupt)
+        study_run._run(load_study(file), tmp_path / "out", ["grpo-s0", "branch-s0"], 2, interrupt, None)
     asked, ended = calls[:2], calls[2:]
     assert asked == [("grpo-s0", signal.SIGTERM), ("branch-s0", signal.SIGTERM)]
     assert ended == [("grpo-s0", "waited"), ("grpo-s0", "killed"), ("branch-s0", "waited")]

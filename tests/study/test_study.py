@@ -299,7 +299,7 @@ def test_a_run_gets_the_gpu_that_is_free(study_file, tmp_path, monkeypatch):
 
     monkeypatch.setattr(study_run, "_start", start)
     monkeypatch.setattr(study_run.time, "sleep", lambda s: None)
-    assert study_run._run(study, tmp_path / "out", ["a-s0", "b-s0", "c-s0"], 2, None) == []
+    assert study_run._run(study, tmp_path / "out", ["a-s0", "b-s0", "c-s0"], 2, None, None) == []
     assert places == {"a-s0": 0, "b-s0": 1, "c-s0": 0}
 
 

@@ -35,7 +35,8 @@ def study(tmp_path):
 @pytest.fixture
 def warm():
     process = Warm(dict(os.environ) | {"OMP_NUM_THREADS": "1"})
-    waited_for(process._is_ready)
+    waited_for(lambda: not process.importing())
+    assert process.ready
     yield process
     process.close()
 
@@ -47,8 +48,8 @@ def waited_for(happens, seconds=120):
         time.sleep(0.1)
 
 
-def test_the_study_takes_it_once_it_is_ready_and_its_runs_are_the_same(study, tmp_path, monkeypatch):
-    """Four runs one after the other: the first starts cold, those after the imports warm, with a cold run's losses."""
+def test_the_study_waits_for_it_and_its_runs_are_the_same(study, tmp_path, monkeypatch):
+    """Four runs one after the other: the base starts cold, the rest after the imports, with a cold run's losses."""
     handles = []
 
     def noted(*args, start=study_run._start):
@@ -59,8 +60,7 @@ def test_the_study_takes_it_once_it_is_ready_and_its_runs_are_the_same(study, tm
     _, failed = run_study(study, tmp_path / "warm", 1)
     assert failed == []
     kinds = [type(handle) for handle in handles]
-    assert kinds[:2] == [subprocess.Popen, subprocess.Popen]  # the base, and the first variant
-    assert kinds[-1] is Forked
+    assert kinds == [subprocess.Popen, Forked, Forked, Forked, Forked]
     assert not any(alive(handle.pid) for handle in handles)
     run_study(study, tmp_path / "cold", 1, only="branch-s1")  # one run: nothing to be warm for
     assert {type(handle) for handle in handles[len(kinds) :]} == {subprocess.Popen}
@@ -93,7 +93,9 @@ def test_where_a_fork_would_not_be_safe_there_is_none(monkeypatch):
     """CUDA's driver as its own library tells it: 3 before anything woke it, 0 after."""
     answers = iter((3, 0))
     driver = SimpleNamespace(cuDeviceGetCount=lambda count: next(answers))
-    monkeypatch.setattr(warm_module, "thread_names", lambda: ["python", "jemalloc_bg_thd"])  # pytest's own threads aside
+    monkeypatch.setattr(
+        warm_module, "thread_names", lambda: ["python", "jemalloc_bg_thd"]
+    )  # pytest's own threads aside
     monkeypatch.setattr(warm_module.ctypes, "CDLL", lambda name: driver)
     assert [can_fork(), can_fork()] == [True, False]
     monkeypatch.setattr(warm_module, "thread_names", lambda: ["python", "python"])

@@ -70,6 +70,12 @@ def test_lists_must_match():
         make_scorer("countdown").score(["a", "b"], ["c"])
 
 
+def test_one_answer_to_two_problems_is_judged_twice():
+    golds = [json.dumps({"numbers": [3, 4, 2], "target": target}) for target in (14, 15, 14)]
+    with make_scorer("countdown-ltr", fallback=True) as scorer:
+        assert scorer.score(["3+4*2"] * 3, golds) == [1.0, 0.0, 1.0]
+
+
 # ---- TRL ---------------------------------------------------------------------------------------------------------
 
 

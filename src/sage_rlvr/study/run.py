@@ -46,22 +46,29 @@ def run_study(
     study, out = load_study(source), Path(out)
     open_folder(study, out)
     jobs = jobs or default_jobs()
-    failed = _run(study, out, ["base"], 1, watch)
-    if not failed:
-        order = sorted(study.runs()[1:], key=lambda run: study.seeds.index(study.variant_of(run)[1]))
-        failed = _run(study, out, [run for run in order if fnmatch(run, only)], jobs, watch)
+    order = sorted(study.runs()[1:], key=lambda run: study.seeds.index(study.variant_of(run)[1]))
+    missing = [run for run in order if fnmatch(run, only) and status_of(out, run)["state"] != "done"]
+    warm = Warm(_environment(jobs)) if len(missing) > jobs else None  # it imports while the base is made
+    try:
+        failed = _run(study, out, ["base"], 1, watch, None)
+        if not failed:
+            failed = _run(study, out, missing, jobs, watch, warm)
+    finally:
+        if warm is not None:
+            warm.close()
     return study, failed
 
 
-def _run(study: Study, out: Path, runs: list[str], jobs: int, watch: Callable[[Study, Path], None] | None) -> list[str]:
+def _run(
+    study: Study, out: Path, runs: list[str], jobs: int, watch: Callable[[Study, Path], None] | None, warm: Warm | None
+) -> list[str]:
     waiting = [r for r in runs if status_of(out, r)["state"] != "done"]
     running: dict[str, subprocess.Popen[bytes] | Forked] = {}
     slots: dict[str, int] = {}  # run → which of the jobs' places it holds
     failed: list[str] = []
-    warm = Warm(_environment(jobs)) if len(waiting) > jobs else None  # the first ones need not wait for it
     try:
         while waiting or running:
-            for run in list(waiting):
+            for run in list(waiting) if warm is None or not warm.importing() else ():
                 state = status_of(out, run)["state"]
                 if state == "done":
                     waiting.remove(run)
@@ -86,8 +93,6 @@ def _run(study: Study, out: Path, runs: list[str], jobs: int, watch: Callable[[S
                 process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
-        if warm is not None:
-            warm.close()
     return failed
 
 

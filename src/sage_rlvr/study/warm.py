@@ -2,8 +2,8 @@
 
     python -m sage_rlvr.study.warm    # a request a line: {"out": …, "run": …, "log": …, "env": {…}}; says "ready", then pids
 
-Only where forking is safe: on Linux, and as long as no import has woken CUDA's driver, which does not outlive a fork. Otherwise,
-and until it is ready, runs start in processes of their own; whoever asks need not know which.
+Only where forking is safe: on Linux, and as long as no import has woken CUDA's driver, which does not outlive a fork. Otherwise
+runs start in processes of their own; whoever asks need not know which.
 """
 
 import ctypes
@@ -75,9 +75,19 @@ class Warm:
                 env={**env, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},  # asking for a GPU must not wake the driver
             )  # fmt: skip
 
+    def importing(self) -> bool:
+        """Not yet able to fork; waiting for it is sooner than to import the same in every run at once."""
+        if self.process is not None and not self.ready:
+            if not select.select([self.process.stdout.fileno()], [], [], 0)[0]:  # type: ignore[union-attr]
+                return True
+            self.ready = self._line() == "ready"
+            if not self.ready:
+                self.close()
+        return False
+
     def fork(self, out: Path, run: str, log: Path, env: dict[str, str]) -> Forked | None:
-        """The run, begun; None while the process is not ready, or if it is gone."""
-        if self.process is None or self.process.stdin is None or not self._is_ready():
+        """The run, begun; None while the process imports, or if it is gone."""
+        if self.importing() or self.process is None or self.process.stdin is None:
             return None
         try:
             request = {"out": str(out), "run": run, "log": str(log), "env": env}
@@ -87,13 +97,6 @@ class Warm:
         except (OSError, ValueError):  # it has died
             self.process = None
             return None
-
-    def _is_ready(self) -> bool:
-        if not self.ready and self.process is not None and select.select([self.process.stdout.fileno()], [], [], 0)[0]:  # type: ignore[union-attr]
-            self.ready = self._line() == "ready"
-            if not self.ready:
-                self.close()
-        return self.ready
 
     def _line(self) -> str:
         return self.process.stdout.readline().strip()  # type: ignore[union-attr]
