@@ -85,13 +85,13 @@ def overview(study: Study, rows: list[Row], done: int, sessions: Path) -> str:
         f"- Problems, and samples of each: {', '.join(sizes.values())}.",
     ]
     pieces, alike = json.loads(sessions.read_text(encoding="utf-8")), defaultdict[str, list[dict[str, Any]]](list)
-    lines.append(f"- Cost: {_minutes(pieces)} GPU-minutes, the wall time of {len(pieces)} sessions.")
+    lines.append(f"- Cost: {_minutes(pieces)} minutes of wall time in {len(pieces)} sessions, by machine:")
     for p in pieces:  # by machine and versions
         versions = {"sage-rlvr": p["release"], **p["libraries"]}
         alike[f"{p['machine']}; " + ", ".join(f"{k} {v}" for k, v in versions.items())].append(p)
     for made_with, own in alike.items():
         commits = ", ".join(dict.fromkeys(p["commit"] or "unknown" for p in own))
-        lines.append(f"- Made with: {made_with} ({_minutes(own)} minutes; commits: {commits}).")
+        lines.append(f"    - {_minutes(own)} minutes: {made_with} (commits: {commits}).")
     return "\n".join(lines)
 
 
@@ -168,7 +168,7 @@ def training_part(page: Page, study: Study, curves: Curves) -> None:
     if columns:
         page.add("## Training", "The last log of each variant: means over seeds.", markdown(head, body))
     names = {name: title for name, title in DRAWN.items() if name in columns}
-    swept = [own[len(own) // 2] for own in families.values() if len(own) > 1]
+    swept = [own[(len(own) - 1) // 2] for own in families.values() if len(own) > 1]
     if names:
         page.show(draw_curves(f"{page.stem}-training", {v: curves[v] for v in swept or curves}, names))
 

@@ -38,7 +38,11 @@ def short(number, digits=3):
 def test_the_bases_and_their_runs():
     record = json.loads(RECORD.read_text())
     bases, runs = ({row["name"]: row for row in record[what]} for what in ("bases", "runs"))
-    shown = {first: others for first, *others in rows_under("base | pass@1 | pass@16 | pass@256 | distinct") if not first.startswith("asked")}
+    shown = {
+        first: others
+        for first, *others in rows_under("base | pass@1 | pass@16 | pass@256 | distinct")
+        if not first.startswith("asked")
+    }
     assert set(shown) == set(BASES)
     for label, name in BASES.items():
         row = bases[name]
