@@ -39,6 +39,7 @@ class Greedy(Guide):
         ({"anchor_credit": "to_go"}, "anchor_credit='to_go' is for anchor_estimator='k1-reward'"),
         ({"guide": "none", "guide_args": {"ratio": 1}}, "guide_args is set but guide='none'"),
         ({"dynamic_sampling": -1}, "dynamic_sampling=-1"),
+        ({"coverage": 1.5}, "coverage=1.5 is a share of the reward"),
         ({"guide_center": "batch", "guide_hold": False}, "guide_center='batch' takes the mean over a rollout batch"),
         ({"dynamic_sampling": 1, "scale_rewards": "batch"}, "dynamic_sampling with scale_rewards='batch'"),
         ({"stop_strings": ["x"], "generation_kwargs": {"stop_strings": "y"}}, "stop_strings is set twice"),

@@ -1,6 +1,8 @@
-"""Rollouts: where a completion ends, BNPO's advantage, DAPO's new prompts for flat groups."""
+"""Rollouts: where a completion ends, credit for coverage, BNPO's advantage, DAPO's new prompts for flat groups."""
 
+import itertools
 import math
+import random
 
 import pytest
 import torch
@@ -103,6 +105,72 @@ def test_beta_advantage_special_cases():
     assert alike[0] > 0
     with pytest.raises(UserError, match="takes rewards between 0 and 1"):
         rollouts.beta_advantage(torch.tensor([2.0, 0.0]), 2)
+
+
+def test_coverage_pays_each_its_shapley_value_of_the_distinct_right_answers():
+    """By definition: what a completion adds to the set of right answers, averaged over every order of its group."""
+    draw = random.Random(3)
+    for _ in range(20):
+        group = draw.choice([2, 3, 5])
+        answers = [draw.choice(["a", "b", "c", None]) for _ in range(2 * group)]
+        right = [float(a in ("a", "b")) for a in answers]
+        want = []
+        for first in (0, group):
+            added, orders = [0.0] * group, list(itertools.permutations(range(group)))
+            for order in orders:
+                found = set()
+                for i in order:
+                    if right[first + i] and answers[first + i] not in found:
+                        found.add(answers[first + i])
+                        added[i] += 1
+            want += [a / len(orders) for a in added]
+        rewards = torch.tensor(right)
+        shapley = rewards * rollouts.coverage_factor(rewards, answers, group, 1.0)
+        assert shapley.tolist() == pytest.approx(want)
+        half = rewards * rollouts.coverage_factor(rewards, answers, group, 0.5)
+        assert torch.allclose(half, (rewards + shapley) / 2)
+    unscorable = rollouts.coverage_factor(torch.tensor([torch.nan, 1.0, 1.0]), ["a", "a", "a"], 3, 1.0)
+    assert unscorable.tolist() == [1.0, 0.5, 0.5]
+
+
+class FirstLetter:
+    """Right if the completion begins with a letter of the alphabet's first half, which is also its answer."""
+
+    __name__ = "first_letter"
+
+    def __call__(self, completions, **columns):
+        return [float(self.extract(c) in "abcdefghijklm0123456") for c in completions]
+
+    def extract(self, completion):
+        return "abcdefg"[ord(completion[0]) % 3] if completion[0].isalpha() else completion[0]
+
+
+def test_coverage_reaches_the_advantages(folder, tmp_path):
+    seen, reward = [], FirstLetter()
+
+    class Spy(SAGETrainer):
+        def _calculate_rewards(self, inputs, prompts, completions, ids):
+            seen.append([completions])
+            return super()._calculate_rewards(inputs, prompts, completions, ids)
+
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            seen[-1] += [output["advantages"], self._metrics["train"]["sage/plain_reward"][-1]]
+            return output
+
+    options = {"coverage": 1.0, "per_device_train_batch_size": 16, "num_generations": 8, "scale_rewards": "none"}
+    build(folder, tmp_path, Spy, reward=reward, **options).train()
+    shared = 0
+    for completions, advantages, plain in seen:
+        right, answers = reward(completions), [reward.extract(c) for c in completions]
+        for first in (0, 8):
+            given = [a for a, r in zip(answers[first : first + 8], right[first : first + 8]) if r]
+            paid = [r and 1 / given.count(a) for a, r in zip(answers[first : first + 8], right[first : first + 8])]
+            shared += len(given) - len(set(given))
+            want = [x - sum(paid) / 8 for x in paid]
+            assert advantages[first : first + 8].tolist() == pytest.approx(want, abs=1e-6)
+        assert plain == pytest.approx(sum(right) / 16)
+    assert shared > 3
 
 
 def test_bnpo_trains_with_its_own_advantage(folder, tmp_path):

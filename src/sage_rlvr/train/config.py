@@ -67,6 +67,13 @@ class SAGEConfig(GRPOConfig):
         default="group",
         metadata={"help": "'group': (r − mean)/std as scale_rewards says; 'beta': BNPO's Beta-normalised advantage."},
     )
+    coverage: float = field(
+        default=0.0,
+        metadata={
+            "help": "c in [0, 1]: where m completions of a group give the same right answer, each earns 1 − c + c/m of the "
+            "reward; at 1 a group earns its number of distinct right answers. A task with one right answer is only rescaled."
+        },
+    )
     fused_head: bool | None = field(
         default=None,
         metadata={
@@ -140,6 +147,7 @@ class SAGEConfig(GRPOConfig):
             ("scale_rewards", "none"), ("loss_type", "dr_grpo"), ("advantage", "group"), ("num_iterations", 1),
             ("importance_sampling_level", "token"), ("top_p", 1.0), ("top_k", 0), ("repetition_penalty", 1.0),
             ("mask_truncated_completions", False), ("top_entropy_quantile", 1.0), ("delta", None), ("dynamic_sampling", 0),
+            ("coverage", 0.0),
             ("entropy_coef", 0.0), ("multi_objective_aggregation", "sum_then_normalize"), ("off_policy_mask_threshold", None),
             ("guide_center", "none"),
         ]  # fmt: skip
@@ -172,6 +180,8 @@ class SAGEConfig(GRPOConfig):
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise UserError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(allowed)}.")
+        if not 0 <= self.coverage <= 1:
+            raise UserError(f"coverage={self.coverage} is a share of the reward; set it between 0 and 1.")
         if self.dynamic_sampling < 0:
             raise UserError(f"dynamic_sampling={self.dynamic_sampling} counts extra rounds; set 0 or more.")
 

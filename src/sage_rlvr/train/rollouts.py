@@ -1,8 +1,10 @@
-"""What happens to a rollout batch beside the model: where a completion ends, Beta advantages, groups drawn again.
+"""What happens to a rollout batch beside the model: where a completion ends, credit for coverage, Beta advantages, groups drawn
+again.
 
 Shapes: B rows on this process, G rows a group (one prompt), W processes; the global batch is W·B rows, groups in order.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -55,6 +57,19 @@ def tokenizer_in_generate(model: Any, tokenizer: Any) -> Iterator[None]:
         del model.generate
         if own is not None:
             model.generate = own
+
+
+# ---- coverage ------------------------------------------------------------------------------------------------------
+
+
+def coverage_factor(rewards: Tensor, answers: Sequence[str | None], group: int, share: float) -> Tensor:
+    """(W·B,) what each completion keeps of its reward: 1 − c + c/m, c = ``share``, m the rewarded completions of its group with
+    its answer. With c = 1 a group's rewards sum to its number of distinct right answers, and each is its Shapley value."""
+    rewarded = (rewards > 0).tolist()
+    keys = [(i // group, answer) for i, answer in enumerate(answers)]
+    times = Counter(key for key, right in zip(keys, rewarded) if right)
+    kept = [1 - share + share / times[key] if right else 1.0 for key, right in zip(keys, rewarded)]
+    return torch.tensor(kept, dtype=rewards.dtype, device=rewards.device)
 
 
 # ---- BNPO ----------------------------------------------------------------------------------------------------------

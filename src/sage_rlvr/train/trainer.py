@@ -151,13 +151,17 @@ class SAGETrainer(ResumableTrainer):
         per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         rewards = (per_func * self.reward_weights.to(per_func.device)).nansum(1)
         rewards[per_func.isnan().all(1)] = torch.nan
-        self._rewards = rewards
         mode = "train" if self.model.training else "eval"
         group = self.num_generations if mode == "train" else self.num_generations_eval
         texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
         extract = getattr(self.reward_funcs[0], "extract", extract_answer) if self.reward_funcs else extract_answer
         answers = gather_object([extract(text or "") for text in texts])
         metrics = self._metrics[mode]
+        if self.args.coverage and mode == "train":
+            metrics["sage/plain_reward"].append(rewards.nanmean().item())
+            kept = rollouts.coverage_factor(rewards, answers, group, self.args.coverage)
+            rewards, per_func = rewards * kept, per_func * kept[:, None]
+        self._rewards = rewards
         metrics["sage/zero_variance_groups"].append(rollouts.flat_groups(rewards, group).float().mean().item())
         metrics["sage/distinct_answers"].append(measure.distinct_per_group(answers, group))
         return per_func
