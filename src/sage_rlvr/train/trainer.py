@@ -29,6 +29,7 @@ from sage_rlvr.train.card import describe
 from sage_rlvr.train.casts import keep_inputs
 from sage_rlvr.train.checkpoint import last_complete
 from sage_rlvr.train.config import SAGEConfig
+from sage_rlvr.train.dropout import active_dropout, disable_dropout
 from sage_rlvr.train.lens import IN_TRL, LossLens, RolloutLens
 from sage_rlvr.train.resumable import ResumableTrainer
 from sage_rlvr.verify import extract_answer
@@ -75,6 +76,7 @@ class SAGETrainer(ResumableTrainer):
         self.over_budget_said = False
         super().__init__(model, reward_funcs, args, *rest, **more)
         keep_inputs(self.model)
+        self._still_dropout()
         self._head = self._make_head()
         self.penalty_in_loss = (self.beta != 0 and self.estimator != "k1-reward") or self._entropy_bonus_enabled
         microbatches.check(self)
@@ -460,6 +462,16 @@ class SAGETrainer(ResumableTrainer):
                     f" (row {place[0]}" + (f", token {place[1]})" if len(place) > 1 else ")") if name != "loss" else ""
                 )
                 raise FloatingPointError(f"{name} became {value} at step {self.state.global_step}{where}: {way}.")
+
+    def _still_dropout(self) -> None:
+        if self.args.disable_dropout:
+            for model in filter(None, (self.model, self.ref_model)):
+                disable_dropout(model)
+        elif (found := active_dropout(self.model)) and self.accelerator.is_main_process:
+            print(
+                f"sage: the policy has {found}: its log-probs are then not those it sampled with, and every estimate of the KL "
+                "holds that noise; disable_dropout=true turns it off."
+            )
 
     def _say_which_gradient(self) -> None:
         if self.estimator != "k1-reward" or not self.accelerator.is_main_process:

@@ -1,0 +1,73 @@
+"""Dropout in the policy: found wherever a model keeps it, really off when asked, said when it is on."""
+
+import pytest
+import torch
+from peft import LoraConfig
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
+
+from sage_rlvr.train import SAGETrainer
+from sage_rlvr.train.dropout import active_dropout, disable_dropout
+
+from . import tiny
+
+SIZES = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("model", "rates"),
+    [
+        (
+            lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=2, attention_dropout=0.4)),
+            "attention_dropout=0.4",
+        ),
+        (
+            lambda: GPT2LMHeadModel(
+                GPT2Config(vocab_size=20, n_embd=16, n_layer=2, n_head=2, embd_pdrop=0.0, resid_pdrop=0.3)
+            ),
+            "dropout=0.1, dropout=0.3",
+        ),
+    ],
+)
+def test_off_is_off(model, rates):
+    """In training mode the same logits twice, and those of evaluation."""
+    torch.manual_seed(0)
+    model, ids = model(), torch.arange(12).view(1, 12)
+    assert active_dropout(model) == rates
+    noisy = [model.train()(ids).logits for _ in range(2)]
+    assert not torch.equal(*noisy)
+    disable_dropout(model)
+    assert active_dropout(model) is None
+    assert torch.equal(model.train()(ids).logits, model.eval()(ids).logits)
+
+
+@pytest.fixture
+def thinned(tmp_path):
+    """The tiny model with attention dropout."""
+    model = tiny.model()
+    model.config.attention_dropout = 0.3
+    model.save_pretrained(tmp_path / "model")
+    tiny.tokenizer().save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def test_a_run_says_that_dropout_is_on_and_is_still_without(thinned, tmp_path, capsys):
+    """On policy the first update's KL to the starting model is 0, unless the policy's log-probs are a thinned network's."""
+    found = {}
+    for disable in (False, True):
+        trainer = tiny.build(thinned, tmp_path / str(disable), max_steps=1, guide="none", disable_dropout=disable)
+        trainer.train()
+        found[disable] = trainer.state.log_history[0]["kl_ref"]
+        assert ("the policy has attention_dropout=0.3" in capsys.readouterr().out) is not disable
+    assert found[True] == pytest.approx(0.0, abs=1e-6)
+    assert found[False] > 1e-3
+
+
+def test_an_adapters_dropout_is_found_too(folder, tmp_path, capsys):
+    peft = LoraConfig(r=2, lora_dropout=0.2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    for disable in (False, True):
+        args = tiny.config(tiny.SAGEConfig, tmp_path, disable_dropout=disable)
+        trainer = SAGETrainer(
+            folder, tiny.hash_reward, args, tiny.dataset(), peft_config=peft, rollout_func=tiny.given_rollouts
+        )
+        assert (active_dropout(trainer.model) is None) is disable
+        assert ("dropout=0.2" in capsys.readouterr().out) is not disable
