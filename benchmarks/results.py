@@ -85,7 +85,8 @@ def overview(study: Study, rows: list[Row], done: int, sessions: Path) -> str:
         f"- Problems, and samples of each: {', '.join(sizes.values())}.",
     ]
     pieces, alike = json.loads(sessions.read_text(encoding="utf-8")), defaultdict[str, list[dict[str, Any]]](list)
-    lines.append(f"- Cost: {_minutes(pieces)} minutes of wall time in {len(pieces)} session{"s" * (len(pieces) > 1)}, by machine:")
+    plural = "s" * (len(pieces) > 1)
+    lines.append(f"- Cost: {_minutes(pieces)} minutes of wall time in {len(pieces)} session{plural}, by machine:")
     for p in pieces:  # by machine and versions
         versions = {"sage-rlvr": p["release"], **p["libraries"]}
         alike[f"{p['machine']}; " + ", ".join(f"{k} {v}" for k, v in versions.items())].append(p)
