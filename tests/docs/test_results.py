@@ -60,4 +60,14 @@ def test_the_script_would_make_them_again(monkeypatch):
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
     script, record = runpy.run_path(str(folder / "bases.py")), json.loads(RECORD.read_text())
     assert {row["name"]: row["settings"] for row in record["bases"]} == json.loads(json.dumps(script["BASES"]))
-    assert {row["name"]: (row["base"], row["settings"]) for row in record["runs"]} == script["RUNS"]
+    runs = {name: run for name, run in script["RUNS"].items() if run[0] != script["STUDY"]}
+    assert {row["name"]: (row["base"], row["settings"]) for row in record["runs"]} == runs
+
+
+def test_the_rewards_at_three_rates():
+    record = json.loads((ROOT / "results" / "cpu" / "rates.json").read_text())
+    shown = {rate: cells for rate, *cells in rows_under("learning rate | steps 1–10")}
+    assert shown == {rate: [short(x) for x in row] for rate, row in record["reward_every_10_steps"].items()}
+    last = record["k1_reward_0.05_at_2e-4"]
+    said = f"the latest of {last['step']} steps on a CPU: `kl_ref` {last['kl_ref']}, mean log-ratio {last['mean_log_ratio']}"
+    assert said in PAGE

@@ -21,7 +21,9 @@ def test_a_base_and_its_runs(tmp_path):
     (base,), runs = made["bases"], {row["name"]: row for row in made["runs"]}
     assert base["name"] == "qd3_900"
     assert base["settings"]["scratch"] == {"dropout": 0.3}
-    assert json.loads((tmp_path / "out" / "qd3_900" / "scratch" / "config.json").read_text())["attention_dropout"] == 0.3
+    assert (
+        json.loads((tmp_path / "out" / "qd3_900" / "scratch" / "config.json").read_text())["attention_dropout"] == 0.3
+    )
     assert set(runs) == {"rl_qd3_900_0.0001_still", "rl_qd3_900_0.0002_still"}
     for row in (base, *runs.values()):
         assert 0 <= row["pass@1"] <= row["pass@4"] <= 1
