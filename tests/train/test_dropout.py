@@ -40,6 +40,15 @@ def test_off_is_off(model, rates):
     assert torch.equal(model.train()(ids).logits, model.eval()(ids).logits)
 
 
+def test_a_switch_is_no_rate():
+    """Some models have a flag with such a name."""
+    model = torch.nn.Linear(2, 2)
+    model.token_dropout = True
+    assert active_dropout(model) is None
+    disable_dropout(model)
+    assert model.token_dropout is True
+
+
 @pytest.fixture
 def thinned(tmp_path):
     """The tiny model with attention dropout."""

@@ -15,7 +15,7 @@ def _rates(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
     """(module, attribute) of every rate above 0."""
     for module in model.modules():
         names = ["p"] if isinstance(module, _DropoutNd) else [n for n in vars(module) if n.endswith("dropout")]
-        yield from ((module, n) for n in names if isinstance(rate := getattr(module, n), float | int) and rate > 0)
+        yield from ((module, n) for n in names if type(rate := getattr(module, n)) in (float, int) and rate > 0)
 
 
 def active_dropout(model: nn.Module) -> str | None:
