@@ -32,9 +32,10 @@ def study(tmp_path):
     return path
 
 
-@pytest.fixture
-def warm():
-    process = Warm(dict(os.environ) | {"OMP_NUM_THREADS": "1"})
+@pytest.fixture(params=["1", "2"])
+def warm(request):
+    """Whatever number of threads its runs will have: none may be running before."""
+    process = Warm(dict(os.environ) | {"OMP_NUM_THREADS": request.param})
     waited_for(lambda: not process.importing())
     assert process.ready
     yield process

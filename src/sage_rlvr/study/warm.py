@@ -72,7 +72,11 @@ class Warm:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "sage_rlvr.study.warm"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
-                env={**env, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},  # asking for a GPU must not wake the driver
+                env={
+                    **env,
+                    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking for a GPU must not wake the driver
+                    "OPENBLAS_NUM_THREADS": "1",  # numpy's library starts its threads when it is loaded; nothing here needs them
+                },
             )  # fmt: skip
 
     def importing(self) -> bool:
