@@ -71,6 +71,26 @@ def test_a_run_says_that_dropout_is_on_and_is_still_without(thinned, tmp_path, c
     assert found[False] > 1e-3
 
 
+@pytest.mark.parametrize(
+    ("guide", "disable", "said"), [("none", False, True), ("none", True, False), ("branch", False, False)]
+)
+def test_a_policy_that_is_not_the_sampler_is_noticed(tmp_path, capsys, guide, disable, said):
+    """Real sampling, and a policy thinned so much that its own tokens surprise it. With a guide the mean may be negative."""
+    model = tiny.model()
+    model.config.attention_dropout = 0.8
+    model.save_pretrained(tmp_path / "model")
+    tiny.tokenizer().save_pretrained(tmp_path / "model")
+    options = {"max_steps": 2, "guide": guide, "disable_dropout": disable, "per_device_train_batch_size": 32}
+    trainer = tiny.build(str(tmp_path / "model"), tmp_path / "out", given=False, **options)
+    trainer.train()
+    assert capsys.readouterr().out.count("come from another policy") == said
+    logs = [entry for entry in trainer.state.log_history if "kl_ref" in entry]
+    if not disable:
+        assert logs[0]["kl_ref"] > 0.05
+    if disable:
+        assert logs[0]["sage/pseudo_kl"] == pytest.approx(0, abs=1e-5)
+
+
 def test_an_adapters_dropout_is_found_too(folder, tmp_path, capsys):
     peft = LoraConfig(r=2, lora_dropout=0.2, target_modules=["q_proj"], task_type="CAUSAL_LM")
     for disable in (False, True):

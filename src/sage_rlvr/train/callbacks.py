@@ -1,4 +1,4 @@
-"""Around a run: a checkpoint on SIGTERM, a progress line, held-out pass@k while training."""
+"""Around a run: a checkpoint on SIGTERM, a progress line, a word where samples are not the policy's, held-out pass@k."""
 
 import json
 import signal
@@ -45,6 +45,26 @@ class SaveOnSigterm(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
+
+
+class OnPolicy(TrainerCallback):
+    """Says once that the tokens cannot be the policy's own: log π − log π_ref has a mean below 0 beside a KL that is not small.
+    On policy both estimate the same divergence. For runs without a guide, with one update a rollout batch."""
+
+    LEAST = 0.05  # nats a token: below it the mean of a few rows may be negative by chance
+
+    def __init__(self) -> None:
+        self.said = False
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        kl, mean = ((logs or {}).get(name, 0.0) for name in ("kl_ref", "sage/pseudo_kl"))
+        if state.is_world_process_zero and not self.said and kl > self.LEAST and mean < 0:
+            self.said = True
+            print(
+                f"sage: at step {state.global_step} kl_ref is {kl:.3g} and the mean of log π − log π_ref {mean:.3g}, which on "
+                "policy can not be below 0: the tokens come from another policy than the one that is trained. "
+                "Look for dropout, or for a sampler with other weights or numerics (docs: FAQ)."
+            )
 
 
 SHOWN = {"reward": "reward", "kl": "kl", "kl_ref": "kl_ref", "entropy": "entropy", "loss": "loss"}
