@@ -22,6 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 from mini_study import ENVIRONMENT, start_mps
 
 from sage_rlvr.models import scratch_model
@@ -129,21 +130,16 @@ def odd_model(
     folder: Path, scratch: dict[str, Any], architecture: str = "qwen2", init: str = "", config: dict | None = None
 ) -> None:
     """A start that the study then finds in place of its own."""
-    import torch
     from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
     plain = scratch_model(folder.parent / "plain", **scratch)
-    tokenizer, settings, p = (
-        AutoTokenizer.from_pretrained(plain),
-        Qwen2Config.from_pretrained(plain),
-        scratch.get("dropout", 0.0),
-    )
+    tokenizer, settings = AutoTokenizer.from_pretrained(plain), Qwen2Config.from_pretrained(plain)
     settings.update((config or {}) | ({"tie_word_embeddings": False} if init else {}))
     torch.manual_seed(0)
     if architecture == "gpt2":
         size = {"n_embd": scratch["width"], "n_layer": scratch["layers"], "n_head": scratch["heads"], "n_positions": 64}
         ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
-        drops = {"resid_pdrop": p, "embd_pdrop": p, "attn_pdrop": p}
+        drops = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), scratch.get("dropout", 0.0))
         model: Any = GPT2LMHeadModel(
             GPT2Config(vocab_size=len(tokenizer), tie_word_embeddings=not init, **size, **ends, **drops)
         )
@@ -195,6 +191,7 @@ def side_by_side(
             folder.mkdir(parents=True, exist_ok=True)
             if (pid := os.fork()) == 0:
                 warm.become(str(folder / "log"), {})
+                torch.set_num_threads(1)  # as many processes as cores
                 try:
                     (folder / "row.json").write_text(json.dumps({"name": name, **make(study, name, folder, quick)}))
                 except BaseException:
@@ -219,7 +216,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=16)
     parser.add_argument("--quick", action="store_true", help="two steps, few samples, on a CPU: a smoke test")
     args = parser.parse_args()
-    os.environ |= {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1", **ENVIRONMENT}
+    os.environ |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", **ENVIRONMENT}  # the driver must sleep until after the forks
     few = {"n": 4, "limit": 20} if args.quick else {}
     study = load_study("frontier")
     study = replace(study, evaluate={**study.evaluate, "tasks": [TASK], **few})
@@ -240,7 +237,7 @@ def main() -> int:
               "runs": [row | {"base": RUNS[row["name"]][0], "settings": RUNS[row["name"]][1]} for row in runs]}  # fmt: skip
     text = json.dumps({"wall_s": round(time.monotonic() - began), "jobs": args.jobs, **made_with(), **record}, indent=1)
     Path(args.to).write_text(text + "\n")
-    return 0 if len(bases) == len(names) else 1
+    return 0 if (len(bases), len(runs)) == (len(names), len(from_them)) else 1
 
 
 if __name__ == "__main__":

@@ -134,15 +134,15 @@ def test_coverage_pays_each_its_shapley_value_of_the_distinct_right_answers():
 
 
 class FirstLetter:
-    """Right if the completion begins with a letter of the alphabet's first half, which is also its answer."""
+    """Letters give one of three answers, all right; any other first sign is its own answer, right if it is a low digit."""
 
     __name__ = "first_letter"
 
     def __call__(self, completions, **columns):
-        return [float(self.extract(c) in "abcdefghijklm0123456") for c in completions]
+        return [float(self.extract(c) in "abc0123456") for c in completions]
 
     def extract(self, completion):
-        return "abcdefg"[ord(completion[0]) % 3] if completion[0].isalpha() else completion[0]
+        return "abc"[ord(completion[0]) % 3] if completion[0].isalpha() else completion[0]
 
 
 def test_coverage_reaches_the_advantages(folder, tmp_path):
@@ -159,7 +159,8 @@ def test_coverage_reaches_the_advantages(folder, tmp_path):
             return output
 
     options = {"coverage": 1.0, "per_device_train_batch_size": 16, "num_generations": 8, "scale_rewards": "none"}
-    build(folder, tmp_path, Spy, reward=reward, **options).train()
+    trainer = build(folder, tmp_path, Spy, reward=reward, **options)
+    trainer.train()
     shared = 0
     for completions, advantages, plain in seen:
         right, answers = reward(completions), [reward.extract(c) for c in completions]
@@ -171,6 +172,10 @@ def test_coverage_reaches_the_advantages(folder, tmp_path):
             assert advantages[first : first + 8].tolist() == pytest.approx(want, abs=1e-6)
         assert plain == pytest.approx(sum(right) / 16)
     assert shared > 3
+    trainer.model.eval()  # what is evaluated is judged plainly
+    prompts = ["1+1="] * 8
+    plain = trainer._calculate_rewards([{}] * 8, prompts, ["aa", "ab", "d", "d", "0", "0", "9", "+"], [[1]] * 8)
+    assert plain[:, 0].tolist() == [1.0] * 6 + [0.0] * 2
 
 
 def test_bnpo_trains_with_its_own_advantage(folder, tmp_path):

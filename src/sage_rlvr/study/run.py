@@ -47,10 +47,10 @@ def run_study(
     open_folder(study, out)
     jobs = jobs or default_jobs()
     order = sorted(study.runs()[1:], key=lambda run: study.seeds.index(study.variant_of(run)[1]))
-    missing = [run for run in order if fnmatch(run, only) and status_of(out, run)["state"] != "done"]
+    missing = _unfinished(out, [run for run in order if fnmatch(run, only)])
     warm = Warm(_environment(jobs)) if len(missing) > jobs else None  # it imports while the base is made
     try:
-        failed = _run(study, out, ["base"], 1, watch, None)
+        failed = _run(study, out, _unfinished(out, ["base"]), 1, watch, None)
         if not failed:
             failed = _run(study, out, missing, jobs, watch, warm)
     finally:
@@ -59,10 +59,14 @@ def run_study(
     return study, failed
 
 
+def _unfinished(out: Path, runs: list[str]) -> list[str]:
+    return [run for run in runs if status_of(out, run)["state"] != "done"]
+
+
 def _run(
     study: Study, out: Path, runs: list[str], jobs: int, watch: Callable[[Study, Path], None] | None, warm: Warm | None
 ) -> list[str]:
-    waiting = [r for r in runs if status_of(out, r)["state"] != "done"]
+    waiting = list(runs)
     running: dict[str, subprocess.Popen[bytes] | Forked] = {}
     slots: dict[str, int] = {}  # run → which of the jobs' places it holds
     failed: list[str] = []

@@ -467,8 +467,7 @@ class SAGETrainer(ResumableTrainer):
 
     def _still_dropout(self) -> None:
         if self.args.disable_dropout:
-            for model in filter(None, (self.model, self.ref_model)):
-                disable_dropout(model)
+            disable_dropout(self.model)  # a reference is in evaluation mode
         elif (found := active_dropout(self.model)) and self.accelerator.is_main_process:
             print(
                 f"sage: the policy has {found}: its log-probs are then not those it sampled with, and every estimate of the KL "
