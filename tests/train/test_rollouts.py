@@ -268,6 +268,21 @@ def test_a_groups_prompt_is_tokenised_once(folder, tmp_path, monkeypatch):
     assert ids[1] != ids[0]  # rows are their own
 
 
+def test_a_groups_prompt_is_copied_once(folder, tmp_path, monkeypatch):
+    """TRL deep-copies the prompts: equal neighbours reach it as one object, unless somebody may write into them."""
+    trainer = tiny.build(folder, tmp_path, given=False)
+    seen = []
+    monkeypatch.setattr(GRPOTrainer, "_generate", lambda self, prompts: seen.append(prompts) or ([], [[1]]))
+    texts = ["1+2="] * 4 + ["30+4="] * 4 + ["1+2="]
+    prompts = [[{"role": "user", "content": text}] for text in texts]
+    trainer._generate(prompts)
+    trainer.tools = [print]
+    trainer._generate(prompts)
+    shared, apart = seen
+    assert shared == apart == prompts
+    assert [len({id(p) for p in batch}) for batch in (shared, apart)] == [3, 9]
+
+
 def test_rows_of_text_are_not_searched_for_tensors(folder, tmp_path, monkeypatch):
     """The same rows as with Accelerate's walk through them, without the walk."""
     ours = build(folder, tmp_path / "ours").get_train_dataloader()

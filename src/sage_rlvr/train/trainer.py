@@ -8,6 +8,7 @@ Tests pin this to the installed TRL (tests/train/test_contract.py).
 
 from contextlib import contextmanager
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,8 @@ class SAGETrainer(ResumableTrainer):
         return ids, logprobs and [row[:cut] for row, cut in zip(logprobs, cuts)]
 
     def _generate(self, prompts: list) -> tuple:
+        if not (self.tools or self.rollout_func):  # nobody writes into a prompt: TRL's deep copy is one a group
+            prompts = [same[0] for _, rows in groupby(prompts) for same in [list(rows)] for _ in same]
         out = super()._generate(prompts)
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
         finished = [bool(ids) and ids[-1] in ends for ids in out[1]]
