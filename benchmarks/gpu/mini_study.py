@@ -4,7 +4,7 @@
     python benchmarks/gpu/mini_study.py run ... --only '*-s0'            # a piece of it
     python benchmarks/gpu/mini_study.py show --records results/gpu/frontier --out build/frontier
 
-``run`` lays the records it finds into the study's folder, runs what is missing (seed by seed) until its minutes are over, and
+``run`` lays the records it finds into the study's folder, runs what is missing (seed by seed) and can end within its minutes, and
 writes the records again: what was finished and the base, in two small files that another machine goes on from, and
 sessions.json, what each piece cost. Runs that were cut short go on in the same --out, and begin anew elsewhere.
 ``show`` makes the study's tables, support metrics, training curves, frontiers and figures from the records alone; frontiers
@@ -21,6 +21,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.provenance import made_with
@@ -52,9 +53,9 @@ def run(args: argparse.Namespace) -> int:
     mps = start_mps() if args.mps else False
     before = set(finished_runs(out)) if (out / "study.json").is_file() else set()
     failed: list[str] = []
-    clock = Watch(began + 60 * args.minutes)
+    clock = Watch(began + 60 * args.minutes, args.jobs)
     try:
-        _, failed = run_study(args.study, out, args.jobs, clock, args.only)
+        _, failed = run_study(args.study, out, args.jobs, clock, args.only, clock.admit)
     except TimeUp:
         print(f"{args.minutes} minutes are over; the same command goes on", flush=True)
     finally:
@@ -75,11 +76,24 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Watch:
-    """Says what changes, keeps the record of each run as it ends (beside: the next run need not wait), and calls time."""
+    """Says what changes, keeps the record of each run as it ends (beside: the next run need not wait), lets no run start that
+    would not end in time, and calls time."""
 
-    def __init__(self, end: float):
-        self.end, self.said, self.began = end, dict[str, str](), time.monotonic()
+    def __init__(self, end: float, jobs: int):
+        self.end, self.jobs, self.said, self.began = end, jobs, dict[str, str](), time.monotonic()
+        self.started, self.took = dict[str, float](), list[float]()
         self.keeper = ThreadPoolExecutor(1)
+
+    def admit(self, running: int) -> bool:
+        """Half as many side by side take half as long, fewer no less than that. With nothing left that runs, time is up."""
+        if not self.took:
+            return True
+        needs = median(self.took) * max((running + 1) / self.jobs, 0.5)
+        if time.monotonic() + needs <= self.end:
+            return True
+        if not running:
+            raise TimeUp
+        return False
 
     def __call__(self, study: Study, out: Path) -> None:
         for name in study.runs():
@@ -89,7 +103,11 @@ class Watch:
                 continue
             self.said[name] = now
             print(f"{time.monotonic() - self.began:7.1f} s  {name}: {now}", flush=True)
+            if status["state"] == "running":
+                self.started.setdefault(name, time.monotonic())
             if status["state"] == "done":
+                if name in self.started:
+                    self.took.append(time.monotonic() - self.started[name])
                 self.keeper.submit(keep, out, name)
         if time.monotonic() > self.end:
             raise TimeUp

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from sage_rlvr.evaluate.results import results
+from sage_rlvr.study.plan import load_study
+from sage_rlvr.study.records import unpack
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 RECORD = ROOT / "results" / "gpu" / "bases.json"
@@ -71,3 +75,46 @@ def test_the_rewards_at_three_rates():
     last = record["k1_reward_0.05_at_2e-4"]
     said = f"the latest of {last['step']} steps on a CPU: `kl_ref` {last['kl_ref']}, mean log-ratio {last['mean_log_ratio']}"
     assert said in PAGE
+
+
+RATES = {
+    "96 × 16, 1.5e-4": "rate_1536_1.5e-4",
+    "96 × 16, 1e-4": "rate_1536_1e-4",
+    "96 × 16, 2e-4": "rate_1536_2e-4",
+    "48 × 32, 1e-4": "rate_48x32_1e-4",
+    "48 × 16, 5e-5": "rate_768_5e-5",
+    "48 × 16, 1e-4": "rate_768_1e-4",
+    "48 × 16, 2e-4": "rate_768_2e-4",
+    "48 × 16, 5e-5, 500 steps": "rate_768_5e-5_longer",
+}
+
+
+def test_the_rate_is_the_one_the_rule_takes():
+    """Of the settings without KL whose reward never falls below .9 of its first ten steps, the highest pass@1."""
+    record = json.loads((ROOT / "results" / "gpu" / "rates.json").read_text())
+    runs = {row["name"]: row for row in record["runs"]}
+    shown = {label: cells for label, *cells in rows_under("rollouts a step, learning rate")}
+    assert set(RATES.values()) == {name for name, row in runs.items() if not row["settings"].get("beta")}
+    held = {name: min(runs[name]["rewards"]) / runs[name]["rewards"][0] for name in RATES.values()}
+    for label, name in RATES.items():
+        passes = [short(runs[name][f"pass@{k}"]) for k in (1, 16, 256)]
+        assert shown[label] == [*passes, short(held[name], 2)]
+    steady = sorted((name for name in held if held[name] >= 0.9), key=lambda name: -runs[name]["pass@1"])
+    assert runs[steady[0]]["pass@1"] - runs[steady[1]]["pass@1"] > 0.005, "no cheaper one is as good"
+    for name in ("frontier", "confirm"):
+        train = load_study(name).train
+        taken = {key: train[key] for key in ("learning_rate", "per_device_train_batch_size", "disable_dropout")}
+        assert taken == runs[steady[0]]["settings"]
+
+
+def test_rule_1_at_seed_0(tmp_path):
+    unpack([ROOT / "results" / "gpu" / "frontier"], tmp_path)
+    names = ["base", "grpo_no_kl-s0", "grpo_k3+beta0.05-s0", "grpo_k3+beta0.2-s0"]
+    tasks = [results(tmp_path / name / "eval").tasks["countdown-ltr"] for name in names]
+    found = [[task.pass_at[k].value for k in (1, 256)] for task in tasks]
+    assert [row[1:3] for row in rows_under("seed 0 | pass@1")] == [[short(x) for x in row] for row in found]
+    base, without, weak, strong = found
+    assert without[0] >= base[0] + 0.03
+    assert without[1] <= base[1] - 0.1
+    assert without[1] < weak[1] < strong[1]
+    assert strong[0] < without[0]

@@ -175,6 +175,22 @@ def test_the_script_says_in_a_sentence_what_is_wrong(tmp_path, monkeypatch, caps
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_no_run_is_started_that_would_not_end_in_time(monkeypatch):
+    script, now = runpy.run_path(str(SCRIPT)), [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    watch = script["Watch"](end=1000.0, jobs=8)
+    assert watch.admit(0)  # nobody knows yet how long one takes
+    watch.took = [200.0, 180.0, 210.0]
+    now[0] = 800.0
+    assert [watch.admit(n) for n in range(8)] == [True] * 8
+    now[0] = 850.0  # 150 s for runs that take 200 s beside seven others: five others are company enough
+    assert [watch.admit(n) for n in range(8)] == [True] * 6 + [False] * 2
+    now[0] = 901.0
+    assert not watch.admit(1)
+    with pytest.raises(script["TimeUp"]):
+        watch.admit(0)
+
+
 @pytest.mark.parametrize("serves", [True, False])
 def test_an_mps_that_serves_nobody_is_stopped(tmp_path, monkeypatch, serves):
     """It starts, and a process that asks for the card gets it or not; then it must be told to quit."""

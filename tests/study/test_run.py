@@ -143,3 +143,31 @@ def test_ctrl_c_asks_every_run_first_then_waits_and_kills_only_what_does_not_end
     asked, ended = calls[:2], calls[2:]
     assert asked == [("grpo-s0", signal.SIGTERM), ("branch-s0", signal.SIGTERM)]
     assert ended == [("grpo-s0", "waited"), ("grpo-s0", "killed"), ("branch-s0", "waited")]
+
+
+def test_one_more_starts_only_when_it_is_admitted(tmp_path, monkeypatch):
+    """Three places, and two runs at most by the caller's word; all are run in the end."""
+    file, going, most = tmp_path / "small.yaml", [], []
+    file.write_text(yaml.safe_dump(SMALL))
+
+    class Process:
+        returncode = 0
+
+        def __init__(self, run):
+            self.run, self.left = run, 2
+            going.append(run)
+
+        def poll(self):
+            self.left -= 1
+            if self.left:
+                return None
+            going.remove(self.run)
+            return 0
+
+    monkeypatch.setattr(study_run, "_start", lambda out, run, jobs, slot, warm: Process(run))
+    monkeypatch.setattr(study_run.time, "sleep", lambda seconds: None)
+    watch, told = (lambda study, out: most.append(len(going))), []
+    runs = ["grpo-s0", "branch-s0", "grpo-s1", "branch-s1"]
+    failed = study_run._run(load_study(file), tmp_path / "out", runs, 3, watch, None, lambda n: told.append(n) or n < 2)
+    assert (failed, going, max(most)) == ([], [], 2)
+    assert 2 in told

@@ -179,6 +179,7 @@ def _row(
         max_steps=point.max_steps or max(point.step or 1, 1),
         generator=torch.Generator().manual_seed(seed),
         rows=torch.tensor([_address(sample)]),
+        rewards=torch.tensor([float(sample["right"])]),
     )
     log_q = guide(signals) if guide else torch.zeros_like(signals.logps)
     penalty = anchor_penalty(signals.logps, signals.ref_logps, log_q, "k3")

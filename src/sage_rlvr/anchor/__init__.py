@@ -13,6 +13,7 @@ from sage_rlvr.anchor.guides import (
 from sage_rlvr.anchor.penalty import ESTIMATORS, anchor_penalty, anchor_reward
 from sage_rlvr.anchor.relative import BranchQuantileGuide, TemperedQuantileGuide
 from sage_rlvr.anchor.schedules import CosineRestarts
+from sage_rlvr.anchor.verified import VerifiedGuide
 
 __all__ = [
     "ESTIMATORS",
@@ -25,6 +26,7 @@ __all__ = [
     "TemperedGuide",
     "TemperedQuantileGuide",
     "TokenGuide",
+    "VerifiedGuide",
     "anchor_penalty",
     "anchor_reward",
     "make_guide",

@@ -39,6 +39,7 @@ class Signals:
     max_steps: int = 1
     generator: torch.Generator | None = None
     rows: Tensor | None = None  # (B,) each row's number in the whole rollout batch; noise is keyed by it
+    rewards: Tensor | None = None  # (B,) each completion's reward, NaN where it could not be scored
 
 
 class Guide:
@@ -101,15 +102,16 @@ def _checked(s: Signals, guide: Guide) -> Signals:
     """Signals in float32 with off-mask values set to 0; an error that names the tensor that is missing or not finite."""
     mask = s.mask.bool()
     clean: dict[str, Any] = {}
+    for field in guide.needs:
+        if getattr(s, field) is None:
+            have = [f.name for f in fields(s) if isinstance(getattr(s, f.name), Tensor)]
+            raise UserError(
+                f"guide {guide.name!r} needs Signals.{field}, which is None (given: {', '.join(have)}): "
+                f"compute {field}, or choose another source or guide."
+            )
     for field in ("logps", "ref_logps", "entropies", "ref_entropies"):
         value = getattr(s, field)
         if value is None:
-            if field in guide.needs:
-                have = [f.name for f in fields(s) if isinstance(getattr(s, f.name), Tensor)]
-                raise UserError(
-                    f"guide {guide.name!r} needs Signals.{field}, which is None (given: {', '.join(have)}): "
-                    f"compute {field}, or choose the guide's other source."
-                )
             continue
         if value.shape != mask.shape:
             raise ValueError(
@@ -122,8 +124,10 @@ def _checked(s: Signals, guide: Guide) -> Signals:
                 f"Signals.{field} is {value[row, column].item()} on a counted token (row {row}, column {column})."
             )
         clean[field] = value
-    if s.rows is not None and s.rows.shape != mask.shape[:1]:
-        raise ValueError(f"Signals.rows has shape {tuple(s.rows.shape)}, but there are {mask.shape[0]} rows.")
+    for field in ("rows", "rewards"):
+        value = getattr(s, field)
+        if value is not None and value.shape != mask.shape[:1]:
+            raise ValueError(f"Signals.{field} has shape {tuple(value.shape)}, but there are {mask.shape[0]} rows.")
     return replace(s, mask=mask, **clean)
 
 

@@ -63,6 +63,7 @@ class World:
             entropies=self.entropies(logits),
             ref_entropies=self.entropies(self.ref_logits),
             generator=generator,
+            rewards=self.reward,
         )
 
     def log_q(self, guide: Guide | None, generator: torch.Generator | None = None) -> Tensor:

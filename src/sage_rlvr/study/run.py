@@ -40,9 +40,11 @@ def run_study(
     jobs: int | None = None,
     watch: Callable[[Study, Path], None] | None = None,
     only: str = "*",
+    admit: Callable[[int], bool] | None = None,
 ) -> tuple[Study, list[str]]:
     """Runs what is missing, seed by seed, so that a study cut short has every variant at the seeds it has; answers the study
-    and the runs that failed. ``watch`` is called about twice a second; ``only`` is a pattern of runs, as in "grpo*-s0"."""
+    and the runs that failed. ``watch`` is called about twice a second; ``only`` is a pattern of runs, as in "grpo*-s0";
+    ``admit``, told how many run already, says whether one more may start now."""
     study, out = load_study(source), Path(out)
     open_folder(study, out)
     jobs = jobs or default_jobs()
@@ -52,7 +54,7 @@ def run_study(
     try:
         failed = _run(study, out, _unfinished(out, ["base"]), 1, watch, None)
         if not failed:
-            failed = _run(study, out, missing, jobs, watch, warm)
+            failed = _run(study, out, missing, jobs, watch, warm, admit)
     finally:
         if warm is not None:
             warm.close()
@@ -64,8 +66,9 @@ def _unfinished(out: Path, runs: list[str]) -> list[str]:
 
 
 def _run(
-    study: Study, out: Path, runs: list[str], jobs: int, watch: Callable[[Study, Path], None] | None, warm: Warm | None
-) -> list[str]:
+    study: Study, out: Path, runs: list[str], jobs: int, watch: Callable[[Study, Path], None] | None, warm: Warm | None,
+    admit: Callable[[int], bool] | None = None,
+) -> list[str]:  # fmt: skip
     waiting = list(runs)
     running: dict[str, subprocess.Popen[bytes] | Forked] = {}
     slots: dict[str, int] = {}  # run → which of the jobs' places it holds
@@ -76,7 +79,9 @@ def _run(
                 state = status_of(out, run)["state"]
                 if state == "done":
                     waiting.remove(run)
-                elif state != "running" and len(running) < jobs:  # running: what a killed study left is still ending
+                elif state == "running" or len(running) == jobs:  # running: what a killed study left is still ending
+                    continue
+                elif admit is None or admit(len(running)):
                     waiting.remove(run)
                     slots[run] = min(set(range(jobs)) - {slots[r] for r in running})
                     running[run] = _start(out, run, jobs, slots[run], warm)

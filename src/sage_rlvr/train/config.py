@@ -15,7 +15,7 @@ WEIGHTS = {
     "grpo": "rows", "sapo": "rows", "luspo": "rows", "dr_grpo": "rows", "bnpo": "tokens",
     "dapo": "batch", "cispo": "batch", "vespo": "batch",
 }  # fmt: skip
-PROVIDED = frozenset({"entropies", "ref_entropies"})  # optional signals a training run can compute
+PROVIDED = frozenset({"entropies", "ref_entropies", "rewards"})  # optional signals a training run can compute
 BIAS_CORRECTION = {"k3": False, "k3+": True}  # TRL's use_bias_correction_kl; the other estimators bypass TRL's KL
 
 

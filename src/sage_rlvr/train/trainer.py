@@ -187,8 +187,9 @@ class SAGETrainer(ResumableTrainer):
         if training:
             self._held.clear()
         self._shape_rollouts(output)
-        for key in ("sage_rewards", "sage_entropies"):
-            output.pop(key, None)
+        output.pop("sage_entropies", None)
+        if "rewards" not in self.guide_needs:
+            output.pop("sage_rewards")
         return output
 
     def _roll_out(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -274,6 +275,7 @@ class SAGETrainer(ResumableTrainer):
             max_steps=max(self.state.max_steps, 1),
             generator=torch.Generator().manual_seed(noise.batch_seed(self.args.seed, rollout_batch)),
             rows=inputs["sage_rows"],
+            rewards=inputs.get("sage_rewards"),
         )
 
     def _log_q(self, inputs: dict[str, Any], logps: Tensor, entropies: Tensor | None, mask: Tensor) -> Tensor:
