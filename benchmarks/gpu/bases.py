@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mini_study import ENVIRONMENT, start_mps
+from study import ENVIRONMENT, start_mps
 
 from sage_rlvr.models import scratch_model
 from sage_rlvr.provenance import made_with

@@ -4,27 +4,32 @@ import gzip
 import json
 import runpy
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from sage_rlvr import UserError
 from sage_rlvr.evaluate.compact import compact, from_compact
 from sage_rlvr.evaluate.counts import counts_of
 from sage_rlvr.models import write_whole
+from sage_rlvr.study import job
 from sage_rlvr.study.frontier import read_families
 from sage_rlvr.study.job import STATUS, start_model
-from sage_rlvr.study.plan import Study, open_folder, read_folder
+from sage_rlvr.study.plan import Study, load_study, open_folder, read_folder
 from sage_rlvr.study.records import RUNS, pack, unpack
-from sage_rlvr.study.run import finished_runs, status_of
+from sage_rlvr.study.run import finished_runs, run_study, status_of
 from sage_rlvr.study.support import support_rows, training_curves
 from sage_rlvr.study.table import as_json, study_rows
 from tests.evaluate.runs import make_run
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "mini_study.py"
+from .small import SMALL
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "study.py"
 VARIANTS = {"grpo+beta0.1": {"beta": 0.1}, "grpo+beta0.4": {"beta": 0.4}, "sage+beta0.1": {}, "sage+beta0.4": {}}
 PROBLEMS = [f"p{i}" for i in range(12)]
 
@@ -150,7 +155,7 @@ def test_support_and_curves(folder):
 
 def test_the_script_shows_what_the_records_hold(folder, tmp_path, monkeypatch, capsys):
     pack(folder, tmp_path / "records")
-    argv = ["mini_study.py", "show", "--records", str(tmp_path / "records"), "--out", str(tmp_path / "shown")]
+    argv = ["study.py", "show", "--records", str(tmp_path / "records"), "--out", str(tmp_path / "shown")]
     monkeypatch.setattr(sys, "argv", [*argv, "--references", "grpo"])
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(SCRIPT), run_name="__main__")
@@ -166,9 +171,7 @@ def test_the_script_shows_what_the_records_hold(folder, tmp_path, monkeypatch, c
 
 
 def test_the_script_says_in_a_sentence_what_is_wrong(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(
-        sys, "argv", ["mini_study.py", "show", "--records", str(tmp_path), "--out", str(tmp_path / "o")]
-    )
+    monkeypatch.setattr(sys, "argv", ["study.py", "show", "--records", str(tmp_path), "--out", str(tmp_path / "o")])
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(SCRIPT), run_name="__main__")
     assert end.value.code == 2
@@ -214,3 +217,29 @@ def test_a_model_the_study_did_not_make_stays_where_it_is(folder, tmp_path):
     assert not (tmp_path / "records" / "base.tar.gz").exists()
     unpack([tmp_path / "records"], tmp_path / "there")
     assert start_model(tmp_path / "there") == "m"
+
+
+def test_what_is_trained_here_is_evaluated_there(tmp_path):
+    """A real run of a small study: its weights go along in the records, no step is taken again, and then they are dropped."""
+    there = tmp_path / "there"
+    file = tmp_path / "small.yaml"
+    file.write_text(yaml.safe_dump(SMALL | {"variants": {"grpo": {}}}))
+    small = load_study(file)
+    here = tmp_path / "here"
+    open_folder(small, here)
+    subprocess.run([sys.executable, "-m", "sage_rlvr.study.job", str(here), "base"], check=True)
+    (here / "grpo-s0").mkdir()
+    job.train_variant(small, here, "grpo-s0")  # and its machine is gone before the evaluation
+    assert pack(here, tmp_path / "records") == 1
+    assert not (tmp_path / "records" / "trained").exists(), "only on request"
+    pack(here, tmp_path / "records", trained=True)
+    assert unpack([tmp_path / "records"], there) == ["base"]
+    assert status_of(there, "grpo-s0")["state"] == "waiting"
+    weights = [(folder / "grpo-s0" / "train" / "model.safetensors").read_bytes() for folder in (here, there)]
+    run_study(file, there, 1)
+    assert status_of(there, "grpo-s0")["state"] == "done"
+    logs = [(folder / "grpo-s0" / "train" / "log.jsonl").read_text() for folder in (here, there)]
+    assert logs[0] == logs[1]
+    assert weights == [(there / "grpo-s0" / "train" / "model.safetensors").read_bytes()] * 2
+    assert pack(there, tmp_path / "records", trained=True) == 2
+    assert not list((tmp_path / "records" / "trained").iterdir())

@@ -1,7 +1,8 @@
 """A study without its samples and weights, in two small files, from which another machine goes on and tables are made again.
 
-FOLDER/runs.jsonl.gz   a line for the study, then one a finished run: its counts, its training log, its cost, its versions
-FOLDER/base.tar.gz     the model every variant starts from, where the study made it: trained again it would be another one
+FOLDER/runs.jsonl.gz       a line for the study, then one a finished run: its counts, its training log, its cost, its versions
+FOLDER/base.tar.gz         the model every variant starts from, where the study made it: trained again it would be another one
+FOLDER/trained/RUN.tar.gz  on request: what was trained and is still to be evaluated, elsewhere
 
 ``unpack`` puts finished runs into a study's folder as done, so that ``study run`` leaves them alone and ``study table`` and
 ``study frontier`` count them; several folders of records may be laid into one study.
@@ -24,19 +25,22 @@ from sage_rlvr.study.job import STATUS, start_model
 from sage_rlvr.study.plan import RECORD, Study, open_folder, read_folder
 from sage_rlvr.study.run import finished_runs, status_of
 
-RUNS, BASE, ONE = "runs.jsonl.gz", "base.tar.gz", "record.json"
+RUNS, BASE, TRAINED, ONE = "runs.jsonl.gz", "base.tar.gz", "trained", "record.json"
+RECIPE, ADAPTER = "run.json", "adapter_config.json"  # of a trained model's folder: what it was made with, and from
 WEIGHTS = (
     "*.json",
     "*.safetensors",
     "*.jinja",
     "*.txt",
     "*.model",
+    "log.jsonl",
 )  # of a model's folder: no optimizer, no checkpoints
 KEPT = ("model", "started", "updated")  # of a run's status
 
 
-def pack(out: str | Path, to: str | Path) -> int:
-    """Writes the records of what is finished in the study's folder ``out``; answers how many runs that is."""
+def pack(out: str | Path, to: str | Path, trained: bool = False) -> int:
+    """Writes the records of what is finished in the study's folder ``out``; answers how many runs that is. ``trained``: the
+    weights of runs that lack their evaluation alone, too."""
     out, to = Path(out), Path(to)
     to.mkdir(parents=True, exist_ok=True)
     study, done = json.loads((out / RECORD).read_text(encoding="utf-8")), finished_runs(out)
@@ -49,8 +53,19 @@ def pack(out: str | Path, to: str | Path) -> int:
     if "base" in done and not (to / BASE).is_file():
         model = Path(start_model(out))
         if model.resolve().is_relative_to(out.resolve()):  # else it was there before, and is wherever the user has it
-            _pack_base(model, to / BASE)
+            _pack_model(model, to / BASE)
+    for run in read_folder(out).runs()[1:] if trained else ():
+        archive = to / TRAINED / f"{run}.tar.gz"
+        if run in done:
+            archive.unlink(missing_ok=True)
+        elif _is_trained(out / run / "train") and not archive.is_file():
+            archive.parent.mkdir(exist_ok=True)
+            _pack_model(out / run / "train", archive)
     return len(done)
+
+
+def _is_trained(folder: Path) -> bool:
+    return (folder / RECIPE).is_file() and json.loads((folder / RECIPE).read_text(encoding="utf-8"))["finished"]
 
 
 def keep(out: str | Path, run: str) -> dict[str, Any]:
@@ -84,7 +99,7 @@ def _short(entry: dict[str, Any]) -> dict[str, Any]:
     return {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in entry.items()}
 
 
-def _pack_base(model: Path, to: Path) -> None:
+def _pack_model(model: Path, to: Path) -> None:
     files = sorted({f for pattern in WEIGHTS for f in model.glob(pattern)})
     part = to.with_name(f"{to.name}.part")
     with tarfile.open(part, "w:gz") as tar:
@@ -118,6 +133,10 @@ def unpack(sources: Sequence[str | Path], out: str | Path) -> list[str]:
             _unpack_base(source / BASE, out / "base")
         elif "base" in new and "model_name_or_path" in study.base and not start.is_file():
             write_whole(start, json.dumps({"model": study.base["model_name_or_path"]}) + "\n")
+        for archive in sorted((source / TRAINED).glob("*.tar.gz")):
+            run = archive.name.removesuffix(".tar.gz")
+            if run in known and status_of(out, run)["state"] == "waiting":
+                _unpack_trained(archive, out / run / "train", start_model(out))
     return new
 
 
@@ -152,3 +171,17 @@ def _unpack_base(archive: Path, folder: Path) -> None:
     with whole_folder(folder / "model") as part, tarfile.open(archive) as tar:
         tar.extractall(part, filter="data")
     write_whole(folder / "start.json", json.dumps({"model": str(folder / "model")}) + "\n")
+
+
+def _unpack_trained(archive: Path, folder: Path, base: str) -> None:
+    """The study's base may lie in another place here than where this was trained from it."""
+    with whole_folder(folder) as part:
+        with tarfile.open(archive) as tar:
+            tar.extractall(part, filter="data")
+        recipe = json.loads((part / RECIPE).read_text(encoding="utf-8"))
+        recipe["settings"]["model_name_or_path"] = base
+        (part / RECIPE).write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")
+        if (part / ADAPTER).is_file():
+            adapter = json.loads((part / ADAPTER).read_text(encoding="utf-8"))
+            adapter["base_model_name_or_path"] = base
+            (part / ADAPTER).write_text(json.dumps(adapter, indent=2) + "\n", encoding="utf-8")

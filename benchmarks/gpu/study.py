@@ -1,8 +1,8 @@
-"""The miniature studies on one GPU, several runs side by side, in pieces as long as a machine can be had.
+"""A study on one GPU, several runs side by side, in pieces as long as a machine can be had (docs/results.md).
 
-    python benchmarks/gpu/mini_study.py run --study frontier --records results/gpu/frontier --jobs 16 --minutes 9
-    python benchmarks/gpu/mini_study.py run ... --only '*-s0'            # a piece of it
-    python benchmarks/gpu/mini_study.py show --records results/gpu/frontier --out build/frontier
+    python benchmarks/gpu/study.py run --study frontier --records results/gpu/frontier --jobs 16 --minutes 9
+    python benchmarks/gpu/study.py run ... --only '*-s0'            # a piece of it
+    python benchmarks/gpu/study.py show --records results/gpu/frontier --out build/frontier
 
 ``run`` lays the records it finds into the study's folder, runs what is missing (seed by seed) and can end within its minutes, and
 writes the records again: what was finished and the base, in two small files that another machine goes on from, and
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{args.minutes} minutes are over; the same command goes on", flush=True)
     finally:
         clock.keeper.shutdown()
-        done = pack(out, to)
+        done = pack(out, to, args.trained)
         session = {
             "wall_s": round(time.monotonic() - began, 1),
             "jobs": args.jobs,
@@ -167,6 +167,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=9.0, help="run: when to stop; packing takes some seconds more")
     parser.add_argument("--only", default="*", help="run: a pattern of runs, as in '*-s0'")
     parser.add_argument("--mps", action="store_true", help="run: start NVIDIA's multi-process service first")
+    parser.add_argument(
+        "--trained", action="store_true", help="run: keep the weights of what is trained and still to be evaluated"
+    )
     parser.add_argument("--references", nargs="+", default=["grpo_k3", "grpo_k3plus", "grpo_k1"])
     args = parser.parse_args()
     if args.what == "show" and not args.out:
