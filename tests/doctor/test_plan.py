@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sage_rlvr.doctor import page
@@ -19,6 +20,7 @@ from sage_rlvr.doctor.plan import make_plan
 from sage_rlvr.errors import UserError
 from sage_rlvr.head import functions, tiles
 from sage_rlvr.models import scratch_model
+from sage_rlvr.study.plan import load_study
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = [
@@ -118,6 +120,22 @@ def test_peak_of_updates_on_one_gpu_that_plan_never_saw(budget, monkeypatch, tmp
     peak = (max(phases.values()) - CUDA_CONTEXT) / 2**30  # rollouts were given, not generated
     print(f"planned {peak:.1f} GiB, measured {recorded:.1f} GiB")
     assert peak == pytest.approx(recorded, rel=0.25)
+
+
+def test_a_cache_of_a_given_size_is_planned_for(monkeypatch, tmp_path):
+    """Five of the real study's arms side by side: vLLM's part is its weights and the cache, not a share of the card."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    settings = load_study("qwen1.5b").settings_of("grpo-s0") | {
+        "model_name_or_path": "Qwen/Qwen2.5-Coder-1.5B-Instruct"
+    }
+    recipe = tmp_path / "arm.yaml"
+    recipe.write_text(yaml.safe_dump({k: v for k, v in settings.items() if k != "sft"}))
+    plan = make_plan(["--config", str(recipe), "--bf16", "true"], gpu="h200", prompt_tokens=212)
+    parts = {part.name: part for part in plan.memory.phases["generation"]}
+    weights = 1_543_714_304 + 9_232_384  # Qwen2.5-1.5B's parameters and the adapter's
+    assert parts["vLLM"].bytes == 2 * weights + 3 * 2**30
+    assert 5 * plan.memory.peak < 139 * 2**30
 
 
 def test_saved_activations_are_what_autograd_saves():

@@ -367,6 +367,17 @@ def test_vllm_gets_our_settings(fake_vllm, tokenizer):
     assert (got[0].token_ids, got[0].text, got[0].finish, got[0].logprob) == ([6, 6], "ab", "stop", -2.5)
 
 
+@pytest.mark.parametrize(("gib", "given"), [(None, None), (2.5, 2684354560)])
+def test_vllm_gets_a_cache_of_the_size_asked_for(fake_vllm, tmp_path, tokenizer, monkeypatch, gib, given):
+    """Where several engines start on one GPU, each would take the others' memory for its own."""
+    monkeypatch.setattr(vllm_backend, "visible_gpus", lambda: ["0"])
+    how = Sampling(1.0, 1.0, 0.0, 0, 8, ())
+    base = str(model_tiny.save_base(tmp_path / "base"))
+    backends.make_backend("vllm", base, None, tokenizer, how, 32, gpu_memory_utilization=0.1, kv_cache_gib=gib)
+    assert fake_vllm.made[0].get("kv_cache_memory_bytes") == given
+    assert fake_vllm.made[0]["gpu_memory_utilization"] == 0.1
+
+
 def test_vllm_has_a_bounded_number_in_flight(fake_vllm, tokenizer, monkeypatch):
     monkeypatch.setattr(vllm_backend, "IN_FLIGHT", 8)
     backend = vllm_backend.VllmBackend(engine_settings(), ["0"])

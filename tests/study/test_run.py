@@ -171,3 +171,38 @@ def test_one_more_starts_only_when_it_is_admitted(tmp_path, monkeypatch):
     failed = study_run._run(load_study(file), tmp_path / "out", runs, 3, watch, None, lambda n: told.append(n) or n < 2)
     assert (failed, going, max(most)) == ([], [], 2)
     assert 2 in told
+
+
+# ---- a training that shares its process with vLLM ------------------------------------------------------------------
+
+LEAVES_TRACES = """
+import os
+from pathlib import Path
+
+import torch
+from sage_rlvr import Guide
+
+with Path(os.environ["SEEN"]).open("a") as f:
+    f.write(f"{os.getpid()} {'RANK' in os.environ}\\n")
+
+
+class Sharing(Guide):
+    def log_q(self, s):
+        os.environ["RANK"] = "0"  # as TRL does when it starts a colocated engine
+        return torch.zeros_like(s.logps)
+"""
+
+
+def test_the_evaluation_begins_anew_where_an_engine_shared_the_training(tmp_path):
+    """The same process id, a clean environment, and no step taken twice."""
+    (tmp_path / "sharing.py").write_text(LEAVES_TRACES)
+    file, out, seen = tmp_path / "small.yaml", tmp_path / "out", tmp_path / "seen"
+    file.write_text(yaml.safe_dump(SMALL | {"variants": {"sharing": {"guide": "sharing:Sharing"}}}))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "SEEN": str(seen)}
+    command = [sys.executable, "-m", "sage_rlvr.cli", "study", "run", str(file), "--out", str(out), "--jobs", "1"]
+    subprocess.run(command, env=environment, check=True, timeout=GUARD_S)
+    assert status_of(out, "sharing-s0")["state"] == "done"
+    lives = [line.split() for line in seen.read_text().splitlines()]
+    assert [rank for _, rank in lives] == ["False", "False"]
+    assert lives[0][0] == lives[1][0]
+    assert [entry["step"] for entry in logged_steps(out / "sharing-s0")] == [1, 2, 3, 4]

@@ -1,8 +1,11 @@
 """The configuration: what it refuses, in one sentence; what it is by default; whether it is the exact case."""
 
+import os
+
 import pytest
 import torch
 from trl import GRPOConfig
+from trl.generation import vllm_generation
 
 import sage_rlvr
 from sage_rlvr import Guide, UserError, register_guide
@@ -44,6 +47,8 @@ class Greedy(Guide):
         ({"dynamic_sampling": 1, "scale_rewards": "batch"}, "dynamic_sampling with scale_rewards='batch'"),
         ({"stop_strings": ["x"], "generation_kwargs": {"stop_strings": "y"}}, "stop_strings is set twice"),
         ({"advantage": "median"}, "advantage='median' is unknown"),
+        ({"vllm_kv_cache_gib": 2.0}, "vllm_kv_cache_gib is for use_vllm=True with vllm_mode='colocate'"),
+        ({"vllm_kv_cache_gib": 0.0, "use_vllm": True}, "vllm_kv_cache_gib=0.0 must be above 0"),
     ],
 )
 def test_refused_in_one_sentence(tmp_path, options, sentence):
@@ -100,3 +105,21 @@ def test_our_head_is_the_default_on_a_gpu(said, device, ours, folder, tmp_path, 
     trainer = tiny.build(folder, tmp_path, fused_head=said)
     monkeypatch.setattr(type(trainer.accelerator), "device", torch.device(device))
     assert (trainer._make_head() is not None) == ours
+
+
+@pytest.mark.parametrize("gib", [None, 1.5])
+def test_vllms_cache_is_as_large_as_asked(folder, tmp_path, monkeypatch, gib):
+    """TRL's colocated engine, up to the call that starts vLLM, which is not installed here."""
+    seen = []
+
+    def engine(**arguments):
+        seen.append(arguments)
+        raise RuntimeError("as far as it goes")
+
+    monkeypatch.setattr(os, "environ", os.environ.copy())  # TRL writes a process group's variables into it
+    monkeypatch.setattr(vllm_generation, "LLM", engine, raising=False)
+    monkeypatch.setattr(vllm_generation, "is_vllm_available", lambda: True)
+    with pytest.raises(RuntimeError, match="as far as it goes"):
+        tiny.build(folder, tmp_path, given=False, use_vllm=True, vllm_mode="colocate", vllm_kv_cache_gib=gib)
+    assert seen[0].get("kv_cache_memory_bytes") == (gib and 1610612736)
+    assert vllm_generation.LLM is engine, "and nothing is left behind"

@@ -93,6 +93,13 @@ def test_the_model_scores_labels():
     says("labels = labels[:, 1:]" in fused and "mask = labels != -100" in fused, "labels are shifted, -100 is left out")
 
 
+def test_vllms_engine_is_started_by_name():
+    """vllm_kv_cache_gib adds an argument of vLLM's that TRL does not hand on."""
+    code = source(VLLMGeneration._init_vllm)
+    says("self.llm = LLM(" in code, "TRL calls the LLM of its module")
+    says("kv_cache_memory_bytes" not in code, "and does not size the cache itself")
+
+
 def test_prompts_are_tokenised_in_one_place():
     code = source(GRPOTrainer._tokenize_prompts)
     says(

@@ -39,6 +39,7 @@ class Demand:
     fused_head: bool | None  # our head; None: on a GPU
     optim: str
     vllm: float | None  # its share of the GPU where it lives here
+    vllm_cache: float | None  # bytes of its KV cache, where they are given
     vllm_server: bool
     vllm_sleeps: bool
     extra_pass: bool  # a no-grad pass over the sampling policy: vLLM's correction, k1-reward
@@ -98,6 +99,7 @@ def demand_of(run: Any, args: Any, model_args: Any, bf16: bool, prompt: int | No
         fused_head=args.fused_head,
         optim=str(getattr(args.optim, "value", args.optim)),
         vllm=args.vllm_gpu_memory_utilization if here else None,
+        vllm_cache=args.vllm_kv_cache_gib * 2**30 if args.vllm_kv_cache_gib else None,
         vllm_server=args.use_vllm and not here,
         vllm_sleeps=bool(args.vllm_enable_sleep_mode),
         extra_pass=args.use_vllm

@@ -55,7 +55,7 @@ def memory_of(demand: Demand, cuda: bool, gpu_memory: float = 0.0) -> Memory:
         demand.trusted,
     )
     always = _always(demand, weights, cuda)
-    vllm = [Part("vLLM", demand.vllm * gpu_memory, f"{demand.vllm:.0%} of the GPU")] if demand.vllm else []
+    vllm = [_vllm(demand, weights, gpu_memory)] if demand.vllm else []
     awake = [] if demand.vllm_sleeps else vllm
     gradients = Part("gradients", weights.trainable, _count(weights.trainable_count))
     activations = Part("activations", kept.saved, _tokens(demand) + (", checkpointed" if demand.checkpointing else ""))
@@ -71,6 +71,13 @@ def memory_of(demand: Demand, cuda: bool, gpu_memory: float = 0.0) -> Memory:
         "generation": [*always, *(vllm or generation(demand, kept))],
     }  # fmt: skip
     return Memory({name: [p for p in parts if p.bytes] for name, parts in phases.items()}, weights)
+
+
+def _vllm(demand: Demand, weights: Weights, gpu_memory: float) -> Part:
+    if demand.vllm_cache is None:
+        return Part("vLLM", demand.vllm * gpu_memory, f"{demand.vllm:.0%} of the GPU")  # type: ignore[operator]
+    own = weights.count * demand.dtype.itemsize
+    return Part("vLLM", own + demand.vllm_cache, f"its weights and {demand.vllm_cache / 2**30:g} GiB of KV cache")
 
 
 def _always(demand: Demand, weights: Weights, cuda: bool) -> list[Part]:

@@ -83,10 +83,12 @@ def make_backend(
     dtype: str = "auto",
     gpu_memory_utilization: float = 0.9,
     trust_remote_code: bool = False,
+    kv_cache_gib: float | None = None,
 ) -> Backend:
     """Loads the model. ``dtype`` auto is the stored one, on CPU float32."""
     if kind == "vllm":
-        return _vllm(base, adapter, tokenizer, how, longest, dtype, gpu_memory_utilization, trust_remote_code)
+        memory = (gpu_memory_utilization, kv_cache_gib)
+        return _vllm(base, adapter, tokenizer, how, longest, dtype, memory, trust_remote_code)
     import torch
 
     from sage_rlvr.evaluate.transformers_backend import TransformersBackend
@@ -105,7 +107,7 @@ def _vllm(
     how: Sampling,
     longest: int,
     dtype: str,
-    gpu_memory_utilization: float,
+    memory: tuple[float, float | None],
     trust_remote_code: bool,
 ) -> Backend:
     from peft import PeftConfig
@@ -121,6 +123,7 @@ def _vllm(
     except OSError:  # a model need not have one
         own = None
     rank = PeftConfig.from_pretrained(adapter).r if adapter else 0
+    share, gib = memory
     settings = EngineSettings(
         model=folder,
         how=how,
@@ -129,7 +132,8 @@ def _vllm(
         adapter=adapter,
         adapter_rank=rank,
         dtype=dtype,
-        gpu_memory_utilization=gpu_memory_utilization,
+        gpu_memory_utilization=share,
         trust_remote_code=trust_remote_code,
+        more=(("kv_cache_memory_bytes", int(gib * 2**30)),) if gib else (),
     )
     return VllmBackend(settings, visible_gpus())

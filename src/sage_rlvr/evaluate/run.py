@@ -72,6 +72,7 @@ class EvalArguments:
     batch_size: int | None = _field(None, "transformers: rows drawn together (default: 64, on a GPU 128).")
     dtype: str = _field("auto", "bfloat16, float16 or float32; auto: as stored, with transformers on CPU float32.")
     gpu_memory_utilization: float = _field(0.9, "vllm: share of each GPU's memory it may take.")
+    kv_cache_gib: float | None = _field(None, "vllm: GiB of KV cache, for engines that start side by side on one GPU.")
     verifier_workers: int | None = _field(None, "Processes that judge answers (default: one a CPU, 16 at most).")
     verifier_timeout_s: float = _field(5.0, "Seconds an answer may take to be judged.")
     save_every_s: float = _field(60.0, "Seconds of sampling that a kill may cost at most.")
@@ -93,6 +94,8 @@ class EvalArguments:
                 raise UserError(f"eval needs --{name}: give {mend}.")
         if self.n < 1 or not self.seeds or min(self.seeds) < 0:
             raise UserError(f"n={self.n} and seeds={self.seeds}: give at least one sample and one seed, none below 0.")
+        if self.kv_cache_gib is not None and self.kv_cache_gib <= 0:
+            raise UserError(f"kv_cache_gib={self.kv_cache_gib} must be above 0, or left unset.")
 
     def settings(self, backend: str, base: str, adapter: str | None) -> dict[str, Any]:
         """What every sample in the folder has in common. n, seeds, tasks and limit are not here: a run may be extended;
@@ -129,7 +132,7 @@ def evaluate(args: EvalArguments, console: Console | None = None) -> Path:
         if present == total:
             (console or Console()).print(f"{args.out} is complete: {total:,} samples are there.", highlight=False)
             return Path(args.out)
-        engine = (args.batch_size, args.dtype, args.gpu_memory_utilization, args.trust_remote_code)
+        engine = (args.batch_size, args.dtype, args.gpu_memory_utilization, args.trust_remote_code, args.kv_cache_gib)
         backend = make_backend(kind, base, adapter, tokenizer, how, longest, *engine)
         stack.callback(backend.close)
         golds = {(p.task, p.id): p.answer for problems, _ in kept.values() for p in problems}

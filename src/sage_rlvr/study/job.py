@@ -20,6 +20,7 @@ from sage_rlvr.models.folders import whole_folder
 from sage_rlvr.study.plan import Study, read_folder
 
 STATUS = "status.json"
+GROUP = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what TRL writes for a colocated engine
 
 
 def end_with_parent() -> None:
@@ -46,6 +47,8 @@ def main(out: str, run: str) -> int:
     try:
         say("running", stage := "sft" if run == "base" else "train")
         model = make_base(study, Path(out)) if run == "base" else train_variant(study, Path(out), run)
+        if not set(GROUP).isdisjoint(os.environ):
+            begin_anew(out, run)
         say("running", stage := "eval")
         _evaluate(study, model, folder / "eval", run)
         say("done", stage, model=str(model))
@@ -57,6 +60,15 @@ def main(out: str, run: str) -> int:
         say("failed", stage, error=f"{type(e).__name__}: {e}"[:500])
         raise
     return 0
+
+
+def begin_anew(out: str, run: str) -> None:
+    """The same process with nothing in it, for the evaluation: an engine that shared the training gives its GPU back with the
+    process alone. Begun anew, the run finds its training finished."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    own = {name: value for name, value in os.environ.items() if name not in GROUP}
+    os.execve(sys.executable, [sys.executable, "-m", "sage_rlvr.study.job", out, run], own)
 
 
 # ---- the base ------------------------------------------------------------------------------------------------------

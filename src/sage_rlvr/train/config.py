@@ -97,6 +97,13 @@ class SAGEConfig(GRPOConfig):
             "entropy bonus. Normalisers count them; entropy, kl and clip ratios are then over the rows that ran."
         },
     )
+    vllm_kv_cache_gib: float | None = field(
+        default=None,
+        metadata={
+            "help": "Colocated vLLM: GiB of KV cache, in place of what its profiling finds free, which fails where other runs "
+            "start on the same GPU at the same time. Set vllm_gpu_memory_utilization low with it: that much must be free."
+        },
+    )
     stop_strings: list[str] | None = field(
         default=None,
         metadata={
@@ -130,6 +137,8 @@ class SAGEConfig(GRPOConfig):
         self._check_rollouts()
         if self.tokens_per_microbatch is not None:
             self._check_micro_batches()
+        if self.vllm_kv_cache_gib is not None:
+            self._check_kv_cache()
 
     def make_guide(self) -> Guide | None:
         """A new guide as configured; None for 'none'."""
@@ -229,6 +238,14 @@ class SAGEConfig(GRPOConfig):
         if self.anchor_estimator == "k1-reward" and self.beta == 0:
             raise UserError(
                 "anchor_estimator='k1-reward' with beta=0 adds nothing: set beta above 0, or leave it at 'k3'."
+            )
+
+    def _check_kv_cache(self) -> None:
+        if self.vllm_kv_cache_gib <= 0:  # type: ignore[operator]
+            raise UserError(f"vllm_kv_cache_gib={self.vllm_kv_cache_gib} must be above 0, or left unset.")
+        if not self.use_vllm or self.vllm_mode != "colocate":
+            raise UserError(
+                "vllm_kv_cache_gib is for use_vllm=True with vllm_mode='colocate': set both, or leave it unset."
             )
 
     def _check_micro_batches(self) -> None:

@@ -16,6 +16,7 @@ import torch
 from accelerate.data_loader import DataLoaderShard
 from accelerate.utils import gather_object, is_peft_model
 from torch import Tensor
+from trl.generation import vllm_generation
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer import grpo_trainer
 from trl.trainer import utils as trl_utils
@@ -75,7 +76,8 @@ class SAGETrainer(ResumableTrainer):
         self._head: Head | None = None
         self.found: list[microbatches.Found] | None = None  # what a slice in micro-batches measures at its end
         self.over_budget_said = False
-        super().__init__(model, reward_funcs, args, *rest, **more)
+        with in_place(vllm_generation, _llm_with_room(args), "LLM"):
+            super().__init__(model, reward_funcs, args, *rest, **more)
         keep_inputs(self.model)
         self._still_dropout()
         self._head = self._make_head()
@@ -495,3 +497,11 @@ class SAGETrainer(ResumableTrainer):
         card = Path(self.args.output_dir) / "README.md"
         if self.is_world_process_zero() and card.is_file():
             card.write_text(card.read_text() + describe(self.args, self.guide, is_peft_model(self.model)))
+
+
+def _llm_with_room(args: SAGEConfig) -> Any:
+    """vLLM's engine as TRL starts it, with a KV cache of the size that was asked for; None leaves it to vLLM."""
+    engine = getattr(vllm_generation, "LLM", None)  # not there without vLLM, of which TRL speaks itself
+    if args.vllm_kv_cache_gib is None or engine is None:
+        return None
+    return partial(engine, kv_cache_memory_bytes=int(args.vllm_kv_cache_gib * 2**30))
