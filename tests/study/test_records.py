@@ -243,3 +243,7 @@ def test_what_is_trained_here_is_evaluated_there(tmp_path):
     assert weights == [(there / "grpo-s0" / "train" / "model.safetensors").read_bytes()] * 2
     assert pack(there, tmp_path / "records", trained=True) == 2
     assert not list((tmp_path / "records" / "trained").iterdir())
+    with gzip.open(tmp_path / "records" / RUNS, "rt", encoding="utf-8") as f:
+        said = f.read()
+    assert '"model":"grpo-s0/train"' in said
+    assert str(tmp_path) not in said, "where the study lay is nobody's business"

@@ -91,7 +91,16 @@ def _record(out: Path, run: str) -> dict[str, Any]:
     log = out / run / "train" / "log.jsonl"
     if log.is_file():
         record["log"] = [_short(json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines() if line]
-    return record
+    return _without(f"{out.resolve()}/", record)
+
+
+def _without(place: str, record: Any) -> Any:
+    """Paths inside the study's folder, from there on: where it lay is nobody's business and differs from machine to machine."""
+    if isinstance(record, dict):
+        return {key: _without(place, value) for key, value in record.items()}
+    if isinstance(record, list):
+        return [_without(place, value) for value in record]
+    return record.removeprefix(place) if isinstance(record, str) else record
 
 
 def _short(entry: dict[str, Any]) -> dict[str, Any]:
