@@ -64,3 +64,27 @@ def test_the_interval_of_the_gain_covers_the_truth():
         gain = frontiers(families, "a", draws=100, seed=1)[1].gain
         covered += gain.low <= 0.05 <= gain.high
     assert 0.82 <= covered / 100 <= 0.99  # 4 seeds: a bootstrap over so few is a little short of 95%
+
+
+def test_the_interval_is_no_wider_than_it_must_be():
+    """40 studies of one family against itself, on a frontier as steep as the miniature world's. Problems differ tenfold in
+    difficulty, so that a draw of them moves both frontiers by half of their width; the difference between them stays."""
+    rng = np.random.default_rng(0)
+    xs, ys = np.array([0.131, 0.150, 0.165, 0.167, 0.170]), np.array([0.98, 0.965, 0.915, 0.87, 0.79])
+
+    def family(name, ease):
+        points = []
+        for i, (x, y) in enumerate(zip(xs, ys)):
+            one = (x + 0.004 * rng.standard_normal((5, 1))) * ease + 0.05 * rng.standard_normal((5, 200))
+            all_of_them = rng.random((5, 200)) < y ** (1 / ease.clip(0.5, 2))
+            points.append(Point(f"{name}{i}", one, all_of_them.astype(float)))
+        return points
+
+    gains = []
+    for _ in range(40):
+        ease = np.exp(0.8 * rng.standard_normal(200) - 0.32)
+        gains.append(frontiers({"a": family("a", ease), "b": family("b", ease)}, "a", draws=100)[1].gain)
+    covered = np.mean([g.low <= 0 <= g.high for g in gains])
+    needed = 2 * 1.96 * np.std([g.mean for g in gains])
+    assert covered >= 0.9
+    assert np.mean([g.high - g.low for g in gains]) < 1.7 * needed

@@ -2,7 +2,8 @@
 
 A family is a variant with a ``sweep`` in the study file. Its frontier joins the points no other point of it beats on both
 axes, by straight lines. Two families are compared where both have a frontier: ``height`` is the mean of pass@n over that
-range of pass@1, the area under the frontier divided by the range's width. Intervals are over problems and seeds at once.
+range of pass@1, the area under the frontier divided by the range's width. Intervals are over problems and seeds at once; every
+draw has its own range, since harder problems move both frontiers to the left together.
 """
 
 from dataclasses import dataclass
@@ -65,9 +66,9 @@ def frontiers(families: dict[str, list[Point]], reference: str, draws: int = DRA
         weights = rng.multinomial(problems, np.full(problems, 1 / problems)) / problems
         again = {name: means(families[name], weights, rng) for name in drawn | {reference: []}}
         for name in drawn:
-            span = spans[name]
-            assert span is not None
-            drawn[name].append((_height(again[name], span), _height(again[reference], span)))
+            span = _shared(again[reference], again[name])
+            if span is not None:  # a draw whose frontiers lie apart says nothing of their heights
+                drawn[name].append((_height(again[name], span), _height(again[reference], span)))
     return [_frontier(name, families[name], plain, spans[name], drawn.get(name), reference) for name in families]
 
 
@@ -99,8 +100,8 @@ def _shared(a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]) 
 
 
 def _height(xy: tuple[np.ndarray, np.ndarray], span: np.ndarray) -> float:
-    """Mean height over the span; a drawn frontier that ends inside of it goes on level from its last point."""
-    return float(frontier_at(*xy, span.clip(*ends(*xy))).mean())
+    """Mean height over a span inside of the frontier."""
+    return float(frontier_at(*xy, span.clip(*ends(*xy))).mean())  # clipped by rounding alone
 
 
 def _frontier(
