@@ -247,3 +247,13 @@ def test_what_is_trained_here_is_evaluated_there(tmp_path):
         said = f.read()
     assert '"model":"grpo-s0/train"' in said
     assert str(tmp_path) not in said, "where the study lay is nobody's business"
+
+
+def test_a_model_in_a_folder_is_not_copied_into_the_study(tmp_path):
+    """Named by its absolute path, which joined to the place of packaged models is itself."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "model.safetensors").write_text("gigabytes")
+    assert job.build_base({"model_name_or_path": str(mine)}, tmp_path / "base") == str(mine)
+    assert job.build_base({"model_name_or_path": "demo-base"}, tmp_path / "base") == str(tmp_path / "base" / "model")
+    assert (tmp_path / "base" / "model" / "model.safetensors").stat().st_size > 1000

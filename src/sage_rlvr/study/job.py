@@ -95,7 +95,9 @@ def build_base(base: dict[str, Any], folder: Path) -> str:
     model = base.get("model_name_or_path")
     if model is None:
         model = str(scratch_model(folder / "scratch", **base["scratch"]))
-    elif packaged(model).is_dir():
+    elif (
+        model == Path(model).name and packaged(model).is_dir()
+    ):  # a path of the user's, joined to ours, would be itself
         model = str(_copied(packaged(model), folder / "model"))
     stage = base.get("sft")
     if stage:
