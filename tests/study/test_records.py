@@ -234,6 +234,7 @@ def test_what_is_trained_here_is_evaluated_there(tmp_path):
     assert not (tmp_path / "records" / "trained").exists(), "only on request"
     pack(here, tmp_path / "records", trained=True)
     assert unpack([tmp_path / "records"], there) == ["base"]
+    assert unpack([tmp_path / "records"], there) == []  # what is there stays
     assert status_of(there, "grpo-s0")["state"] == "waiting"
     weights = [(folder / "grpo-s0" / "train" / "model.safetensors").read_bytes() for folder in (here, there)]
     run_study(file, there, 1)

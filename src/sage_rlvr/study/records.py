@@ -144,7 +144,7 @@ def unpack(sources: Sequence[str | Path], out: str | Path) -> list[str]:
             write_whole(start, json.dumps({"model": study.base["model_name_or_path"]}) + "\n")
         for archive in sorted((source / TRAINED).glob("*.tar.gz")):
             run = archive.name.removesuffix(".tar.gz")
-            if run in known and status_of(out, run)["state"] == "waiting":
+            if run in known and not (out / run / "train").exists():
                 _unpack_trained(archive, out / run / "train", start_model(out))
     return new
 
