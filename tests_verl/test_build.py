@@ -68,6 +68,8 @@ REFUSED = {  # overrides → what the sentence names: the field, and the mend
     "reference entropies": (
         ["+sage.guide=branch", "+sage.guide_args={source: reference}"], ["ref_entropies", "source=policy"],
     ),
+    "reference entropies, level": (["+sage.guide=verified", "+sage.guide_args={level: true}"], ["ref_entropies", "level out"]),
+    "rewards in the workers": (["+sage.guide=verified", "+sage.hold=False"], ["rewards", "sage.hold=True"]),
     "scaled by std": (
         ["+sage.guide=branch", *REWARD[:2]], ["norm_adv_by_std_in_grpo=True", "norm_adv_by_std_in_grpo=False"],
     ),

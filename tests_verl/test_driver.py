@@ -78,6 +78,19 @@ def test_branch_writes_ref_plus_log_q(toy, padding):
     tq.kv_clear(keys=batch.keys, partition_id="train")
 
 
+def test_verified_sees_each_rows_score(toy):
+    trainer = trainer_of(toy("+sage.guide=verified", "+sage.guide_args={kappa: 0.7}", *REWARD))
+    batch, rows, _ = a_batch(trainer, padding=2)
+    trainer._shape(batch, {})
+    after = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["ref_log_prob"])
+    for row, shaped in zip(rows, after["ref_log_prob"].unbind()):
+        right = float(row["rm_scores"].sum())
+        expected = row["ref_log_prob"] * (1 - 0.7 * right * row["response_mask"])
+        torch.testing.assert_close(shaped, expected, rtol=1e-6, atol=1e-6)
+    assert {float(row["rm_scores"].sum()) for row in rows} == {0.0, 1.0}
+    tq.kv_clear(keys=batch.keys, partition_id="train")
+
+
 def test_noise_depends_on_seed_batch_and_row_alone(toy):
     """The uids are random and the order of arrival is not ours: the same rows get the same q."""
 

@@ -14,7 +14,7 @@ VERL_LOSS = {
 }  # fmt: skip
 NAME_IN_VERL = {"k3": "low_var_kl", "k2": "mse"}
 OURS = ("k3+", "forward", "forward-value")  # as sage.estimator: computed by our loss, not by verl's kl_penalty
-PROVIDED = frozenset({"entropies"})  # optional signals: verl's reference pass computes no entropies
+PROVIDED = frozenset({"entropies", "rewards"})  # optional signals: verl's reference pass computes no entropies
 ADVANTAGES = ("grpo", "rloo")  # they sum a completion's token rewards and subtract a baseline from its group
 
 
@@ -212,10 +212,12 @@ def _check_guide(options: Options, guide: Guide, config: Any) -> None:
     missing = sorted(set(guide.needs) - PROVIDED)
     if missing:
         raise UserError(
-            f"{named} needs {', '.join(missing)}, which verl does not compute: set sage.guide_args.source=policy, or choose "
-            "another guide."
+            f"{named} needs {', '.join(missing)}, which verl does not compute: set sage.guide_args.source=policy, leave "
+            "level out, or choose another guide."
         )
-    if guide.needs and _get(config, "algorithm", "rollout_correction", "bypass_mode", default=False):
+    if "rewards" in guide.needs and not options.hold:
+        raise UserError(f"{named} needs rewards, which verl's workers do not see during the update: set sage.hold=True.")
+    if "entropies" in guide.needs and _get(config, "algorithm", "rollout_correction", "bypass_mode", default=False):
         raise UserError(
             f"{named} needs entropies and algorithm.rollout_correction.bypass_mode=True skips the pass that computes them: set "
             "bypass_mode=False, or choose a guide that needs none (token, random)."

@@ -13,7 +13,7 @@ PADDING_ROW = -1  # verl's synthetic rows count no token
 
 def log_q(
     guide: Guide, old: Tensor, ref: Tensor, mask: Tensor, entropies: Tensor | None, rows: Tensor | None, *,
-    seed: int, step: int, max_steps: int, center: str = "none",
+    seed: int, step: int, max_steps: int, center: str = "none", rewards: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """(B, T) float32, 0 off-mask. ``old`` is the policy the guide looks at; ``seed`` the key of the rollout batch."""
     signals = Signals(
@@ -25,6 +25,7 @@ def log_q(
         max_steps=max(max_steps, 1),
         generator=torch.Generator().manual_seed(seed),
         rows=rows,
+        rewards=rewards,
     )
     out = guide(signals)
     if center == "batch":

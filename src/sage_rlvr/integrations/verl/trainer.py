@@ -40,7 +40,7 @@ class SageTrainer(PPOTrainerSync):
         self._shaped_step: int | None = None
         actor = config.actor_rollout_ref.actor
         self._entropy_asked = bool(actor.calculate_entropy or actor.entropy_coeff != 0)
-        if self.sage.seam == "loss" and not self.sage.hold and self.guide is not None and self.guide.needs:
+        if self.sage.seam == "loss" and not self.sage.hold and self.guide is not None and "entropies" in self.guide.needs:
             with open_dict(config):
                 actor.calculate_entropy = True  # the guide looks at the policy inside the update
         super().__init__(config)
@@ -109,6 +109,8 @@ class SageTrainer(PPOTrainerSync):
         fields = ["response_mask", "old_log_probs", "ref_log_prob"]
         if "entropies" in guide.needs:
             fields.append("entropy")
+        if "rewards" in guide.needs:
+            fields.append("rm_scores")
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         lengths = data["response_mask"]  # nested (B, j)
         wide = data.to_padded_tensor()  # (B, T)
@@ -117,6 +119,7 @@ class SageTrainer(PPOTrainerSync):
         log_q = shape.log_q(
             guide, old, ref, mask, wide.get("entropy", None), self._rows(batch) if guide.stochastic else None,
             seed=self._key(), step=step, max_steps=max_steps, center=self.sage.center,
+            rewards=wide["rm_scores"].float().sum(1) if "rewards" in guide.needs else None,
         )  # fmt: skip
         if self.sage.seam == "loss":
             self._put(batch, {loss.LOG_Q: response_to_nested(log_q, lengths)})
