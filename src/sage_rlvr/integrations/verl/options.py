@@ -216,7 +216,9 @@ def _check_guide(options: Options, guide: Guide, config: Any) -> None:
             "level out, or choose another guide."
         )
     if "rewards" in guide.needs and not options.hold:
-        raise UserError(f"{named} needs rewards, which verl's workers do not see during the update: set sage.hold=True.")
+        raise UserError(
+            f"{named} needs rewards, which verl's workers do not see during the update: set sage.hold=True."
+        )
     if "entropies" in guide.needs and _get(config, "algorithm", "rollout_correction", "bypass_mode", default=False):
         raise UserError(
             f"{named} needs entropies and algorithm.rollout_correction.bypass_mode=True skips the pass that computes them: set "

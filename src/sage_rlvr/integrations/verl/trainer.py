@@ -40,7 +40,12 @@ class SageTrainer(PPOTrainerSync):
         self._shaped_step: int | None = None
         actor = config.actor_rollout_ref.actor
         self._entropy_asked = bool(actor.calculate_entropy or actor.entropy_coeff != 0)
-        if self.sage.seam == "loss" and not self.sage.hold and self.guide is not None and "entropies" in self.guide.needs:
+        if (
+            self.sage.seam == "loss"
+            and not self.sage.hold
+            and self.guide is not None
+            and "entropies" in self.guide.needs
+        ):
             with open_dict(config):
                 actor.calculate_entropy = True  # the guide looks at the policy inside the update
         super().__init__(config)
