@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 from datasets import Dataset
+from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
@@ -176,6 +177,68 @@ def test_coverage_reaches_the_advantages(folder, tmp_path):
     prompts = ["1+1="] * 8
     plain = trainer._calculate_rewards([{}] * 8, prompts, ["aa", "ab", "d", "d", "0", "0", "9", "+"], [[1]] * 8)
     assert plain[:, 0].tolist() == [1.0] * 6 + [0.0] * 2
+
+
+def test_rarity_shares_a_groups_reward_by_surprisal():
+    rewards = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 2.0, torch.nan, 1.0, 1.0, 0.0])
+    surprisal = torch.tensor([1.0, 9.0, 2.0, 6.0, 1.0, 1.0, 1.0, 5.0, 4.0, 0.0, 0.0, 1.0])
+    whole = rollouts.rarity_factor(rewards, surprisal, 4, 1.0)
+    # of three right ones by their share of 9; a lone one, and what is certain, keep theirs
+    assert whole.tolist() == pytest.approx([1 / 3, 1, 2 / 3, 2, 1, 1, 1, 1, 1, 1, 1, 1])
+    assert rollouts.rarity_factor(rewards, surprisal, 4, 0.25).tolist() == pytest.approx((0.75 + 0.25 * whole).tolist())
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        right, rare = torch.randint(2, (32,), generator=draw).float(), 9 * torch.rand(32, generator=draw)
+        paid = right * rollouts.rarity_factor(right, rare, 8, 1.0)
+        assert torch.allclose(paid.view(-1, 8).sum(1), right.view(-1, 8).sum(1), atol=1e-5), (
+            "none is added, none is lost"
+        )
+
+
+@pytest.mark.parametrize(
+    "option", [{}, {"anchor_estimator": "k1-reward", "guide": "none"}, {"tokens_per_microbatch": 60}]
+)
+def test_rarity_reaches_the_advantages(folder, tmp_path, option):
+    """From the reference's own log-probs, taken again by hand."""
+    seen, reference = [], AutoModelForCausalLM.from_pretrained(folder).eval()
+
+    class Spy(SAGETrainer):
+        def _add_bonus(self, *args):  # the task's advantage alone
+            return None
+
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            seen.append((output, self._metrics["train"]["sage/plain_reward"][-1]))
+            return output
+
+    options = {
+        "rarity": 1.0,
+        "per_device_train_batch_size": 16,
+        "num_generations": 8,
+        "scale_rewards": "none",
+        **option,
+    }
+    build(folder, tmp_path, Spy, **options).train()
+    moved = 0.0
+    for output, plain in seen:
+        surprisal = []
+        for rows in zip(
+            *(output[k].tolist() for k in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask"))
+        ):
+            prompt, completion = ([i for i, m in zip(*pair) if m] for pair in (rows[:2], rows[2:]))
+            with torch.no_grad():
+                logits = reference(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1] / 0.9
+            surprisal.append(-logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None]).mean().item())
+        right = torch.tensor(
+            tiny.hash_reward(tiny.tokenizer().batch_decode(output["completion_ids"], skip_special_tokens=True))
+        )
+        for first in (0, 8):
+            r, s = right[first : first + 8], torch.tensor(surprisal[first : first + 8])
+            paid = r * s / (r * s).sum() * r.sum() if r.sum() else r
+            moved += float((paid - r).abs().sum())
+            assert torch.allclose(output["advantages"][first : first + 8], paid - paid.mean(), atol=1e-4)
+        assert plain == pytest.approx(float(right.mean()))
+    assert moved > 0.3
 
 
 def test_bnpo_trains_with_its_own_advantage(folder, tmp_path):

@@ -74,6 +74,13 @@ class SAGEConfig(GRPOConfig):
             "reward; at 1 a group earns its number of distinct right answers. A task with one right answer is only rescaled."
         },
     )
+    rarity: float = field(
+        default=0.0,
+        metadata={
+            "help": "c in [0, 1]: a group's right completions share their reward by how surprising they were to the reference: "
+            "each earns 1 − c + c·s/mean(s) of it, s its mean surprisal a token. A lone right completion keeps all of it."
+        },
+    )
     fused_head: bool | None = field(
         default=None,
         metadata={
@@ -156,7 +163,7 @@ class SAGEConfig(GRPOConfig):
             ("scale_rewards", "none"), ("loss_type", "dr_grpo"), ("advantage", "group"), ("num_iterations", 1),
             ("importance_sampling_level", "token"), ("top_p", 1.0), ("top_k", 0), ("repetition_penalty", 1.0),
             ("mask_truncated_completions", False), ("top_entropy_quantile", 1.0), ("delta", None), ("dynamic_sampling", 0),
-            ("coverage", 0.0),
+            ("coverage", 0.0), ("rarity", 0.0),
             ("entropy_coef", 0.0), ("multi_objective_aggregation", "sum_then_normalize"), ("off_policy_mask_threshold", None),
             ("guide_center", "none"),
         ]  # fmt: skip
@@ -191,6 +198,15 @@ class SAGEConfig(GRPOConfig):
                 raise UserError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(allowed)}.")
         if not 0 <= self.coverage <= 1:
             raise UserError(f"coverage={self.coverage} is a share of the reward; set it between 0 and 1.")
+        if not 0 <= self.rarity <= 1:
+            raise UserError(f"rarity={self.rarity} is a share of the reward; set it between 0 and 1.")
+        if self.rarity and (self.beta == 0 or self.advantage == "beta"):
+            why = (
+                "asks the reference, and beta=0 has none"
+                if self.beta == 0
+                else "pays above 1, where advantage='beta' ends"
+            )
+            raise UserError(f"rarity={self.rarity} {why}: set rarity to 0, or the other back.")
         if self.dynamic_sampling < 0:
             raise UserError(f"dynamic_sampling={self.dynamic_sampling} counts extra rounds; set 0 or more.")
 

@@ -1,5 +1,5 @@
-"""What happens to a rollout batch beside the model: where a completion ends, credit for coverage, Beta advantages, groups drawn
-again.
+"""What happens to a rollout batch beside the model: where a completion ends, credit for coverage and rarity, Beta advantages,
+groups drawn again.
 
 Shapes: B rows on this process, G rows a group (one prompt), W processes; the global batch is W·B rows, groups in order.
 """
@@ -65,7 +65,7 @@ def tokenizer_in_generate(model: Any, tokenizer: Any) -> Iterator[None]:
             model.generate = own
 
 
-# ---- coverage ------------------------------------------------------------------------------------------------------
+# ---- coverage and rarity -------------------------------------------------------------------------------------------
 
 
 def coverage_factor(rewards: Tensor, answers: Sequence[str | None], group: int, share: float) -> Tensor:
@@ -76,6 +76,16 @@ def coverage_factor(rewards: Tensor, answers: Sequence[str | None], group: int, 
     times = Counter(key for key, right in zip(keys, rewarded) if right)
     kept = [1 - share + share / times[key] if right else 1.0 for key, right in zip(keys, rewarded)]
     return torch.tensor(kept, dtype=rewards.dtype, device=rewards.device)
+
+
+def rarity_factor(rewards: Tensor, surprisal: Tensor, group: int, share: float) -> Tensor:
+    """(W·B,) what each completion keeps of its reward: 1 − c + c·s/mean(s), c = ``share``, s its surprisal, the mean over the
+    rewarded completions of its group. It moves reward from the likely right answers to the unlikely, and adds none."""
+    right = (rewards > 0).view(-1, group)
+    s = surprisal.clamp(min=0).view(-1, group) * right
+    mean = s.sum(1, keepdim=True) / right.sum(1, keepdim=True).clamp(min=1)
+    rare = torch.where(right & (mean > 0), s / mean.clamp(min=1e-12), 1.0)
+    return (1 - share + share * rare).view(-1).to(rewards.dtype)
 
 
 # ---- BNPO ----------------------------------------------------------------------------------------------------------

@@ -166,14 +166,25 @@ class SAGETrainer(ResumableTrainer):
         extract = getattr(self.reward_funcs[0], "extract", extract_answer) if self.reward_funcs else extract_answer
         answers = gather_object([extract(text or "") for text in texts])
         metrics = self._metrics[mode]
-        if self.args.coverage and mode == "train":
+        if (self.args.coverage or self.args.rarity) and mode == "train":
             metrics["sage/plain_reward"].append(rewards.nanmean().item())
             kept = rollouts.coverage_factor(rewards, answers, group, self.args.coverage)
+            if self.args.rarity:
+                kept = kept * rollouts.rarity_factor(
+                    rewards, self._surprisal(completion_ids_list), group, self.args.rarity
+                )
             rewards, per_func = rewards * kept, per_func * kept[:, None]
         self._rewards = rewards
         metrics["sage/zero_variance_groups"].append(rollouts.flat_groups(rewards, group).float().mean().item())
         metrics["sage/distinct_answers"].append(measure.distinct_per_group(answers, group))
         return per_func
+
+    def _surprisal(self, completion_ids: list[list[int]]) -> Tensor:
+        """(W·B,) each completion's mean surprisal a token under π_ref, whose pass is the latest one when rewards are asked."""
+        logps, _ = self._lens.seen[-1]  # type: ignore[union-attr]
+        lengths = torch.tensor([len(ids) for ids in completion_ids], device=logps.device)
+        counted = torch.arange(logps.shape[1], device=logps.device) < lengths[:, None]
+        return self.accelerator.gather(-(logps * counted).sum(1) / lengths.clamp(min=1))
 
     # ---- rollouts --------------------------------------------------------------------------------------------------
 
