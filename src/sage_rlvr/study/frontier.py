@@ -42,86 +42,96 @@ class Frontier:
 
 
 def frontier_at(x: np.ndarray, y: np.ndarray, grid: np.ndarray) -> np.ndarray:
-    """(grid,) height of the frontier of the points (x, y); nan outside of it."""
+    """(..., grid) height of the frontier of the points (x, y), both (..., points); nan outside of it."""
     keep = best(x, y)
-    order = np.argsort(x[keep])
-    return np.interp(grid, x[keep][order], y[keep][order], left=np.nan, right=np.nan)
+    order = np.argsort(np.where(keep, x, np.inf), -1, kind="stable")
+    x = np.take_along_axis(np.where(keep, x, np.nan), order, -1)[..., None]
+    y = np.take_along_axis(y, order, -1)[..., None]
+    out = np.where(grid == x[..., 0, :], y[..., 0, :], np.nan)
+    with np.errstate(invalid="ignore"):  # nan: a point that is not on it
+        for k in range(x.shape[-2] - 1):
+            left, right = x[..., k, :], x[..., k + 1, :]
+            share = (grid - left) / np.where(right > left, right - left, 1.0)
+            rise = y[..., k + 1, :] - y[..., k, :]
+            out = np.where((left <= grid) & (grid <= right), y[..., k, :] + share * rise, out)
+    return out
 
 
 def best(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Which points no other one beats: at least as good on both axes and better on one."""
-    beaten = (x[:, None] <= x) & (y[:, None] <= y) & ((x[:, None] < x) | (y[:, None] < y))
-    return np.logical_not(beaten.any(1))
+    """(..., points) which of them no other one beats: at least as good on both axes and better on one."""
+    x, other_x, y, other_y = x[..., :, None], x[..., None, :], y[..., :, None], y[..., None, :]
+    beaten = (x <= other_x) & (y <= other_y) & ((x < other_x) | (y < other_y))
+    return np.logical_not(beaten.any(-1))
 
 
 def frontiers(families: dict[str, list[Point]], reference: str, draws: int = DRAWS, seed: int = 0) -> list[Frontier]:
     if reference not in families:
         raise UserError(f"--reference {reference} is no family of this study; it has {', '.join(families)}.")
     plain = {name: means(points) for name, points in families.items()}
+    again = drawn(families, draws, seed)
+    return [_frontier(name, families[name], plain, again, reference) for name in families]
+
+
+def means(points: list[Point]) -> tuple[np.ndarray, np.ndarray]:
+    """(points,) pass@1 and pass@n over all problems and seeds."""
+    return np.array([p.x.mean() for p in points]), np.array([p.y.mean() for p in points])
+
+
+def drawn(families: dict[str, list[Point]], draws: int, seed: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """family → (draws, points) pass@1 and pass@n, over problems drawn once for all and seeds drawn for each point by itself."""
     rng = np.random.default_rng(seed)
-    problems = families[reference][0].x.shape[1]
-    spans = {name: _shared(plain[reference], xy) for name, xy in plain.items()}
-    drawn: dict[str, list[tuple[float, float]]] = {name: [] for name, span in spans.items() if span is not None}
-    for _ in range(draws):
-        weights = rng.multinomial(problems, np.full(problems, 1 / problems)) / problems
-        again = {name: means(families[name], weights, rng) for name in drawn | {reference: []}}
-        for name in drawn:
-            span = _shared(again[reference], again[name])
-            if span is not None:  # a draw whose frontiers lie apart says nothing of their heights
-                drawn[name].append((_height(again[name], span), _height(again[reference], span)))
-    return [_frontier(name, families[name], plain, spans[name], drawn.get(name), reference) for name in families]
+    problems = next(iter(families.values()))[0].x.shape[1]
+    weights = rng.multinomial(problems, np.full(problems, 1 / problems), draws) / problems
+    out = {}
+    for name, points in families.items():
+        x, y = [], []
+        for p in points:
+            seeds = p.x.shape[0]
+            rows = rng.multinomial(seeds, np.full(seeds, 1 / seeds), draws) / seeds
+            x.append(((rows @ p.x) * weights).sum(1))
+            y.append(((rows @ p.y) * weights).sum(1))
+        out[name] = np.stack(x, 1), np.stack(y, 1)
+    return out
 
 
-def means(
-    points: list[Point], weights: np.ndarray | None = None, rng: np.random.Generator | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """(points,) pass@1 and pass@n: over all problems and seeds, or over a draw of both."""
-    x, y = [], []
-    for p in points:
-        seeds, problems = p.x.shape
-        rows = np.bincount(rng.integers(seeds, size=seeds), minlength=seeds) if rng is not None else np.ones(seeds)
-        w = weights if weights is not None else np.full(problems, 1 / problems)
-        x.append(rows / seeds @ p.x @ w)
-        y.append(rows / seeds @ p.y @ w)
-    return np.array(x), np.array(y)
+def ends(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(...,) where the frontier begins and ends on the axis of pass@1."""
+    keep = best(x, y)
+    return np.where(keep, x, np.inf).min(-1), np.where(keep, x, -np.inf).max(-1)
 
 
-def ends(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Where the frontier begins and ends on the axis of pass@1."""
-    inside = x[best(x, y)]
-    return float(inside.min()), float(inside.max())
-
-
-def _shared(a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]) -> np.ndarray | None:
-    """(GRID,) pass@1 from where both frontiers begin to where the first ends."""
+def _heights(
+    a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(..., 2) from where both frontiers begin to where the first ends, and (...,) the mean height of each there: nan where
+    they share no range."""
     (low_a, high_a), (low_b, high_b) = ends(*a), ends(*b)
-    low, high = max(low_a, low_b), min(high_a, high_b)
-    return np.linspace(low, high, GRID) if high > low else None
-
-
-def _height(xy: tuple[np.ndarray, np.ndarray], span: np.ndarray) -> float:
-    """Mean height over a span inside of the frontier."""
-    return float(frontier_at(*xy, span.clip(*ends(*xy))).mean())  # clipped by rounding alone
+    low, high = np.maximum(low_a, low_b), np.minimum(high_a, high_b)
+    grid = np.linspace(low, np.where(high > low, high, np.nan), GRID, axis=-1)
+    inside = [np.clip(grid, np.asarray(lo)[..., None], np.asarray(hi)[..., None]) for lo, hi in (ends(*a), ends(*b))]
+    heights = (frontier_at(*xy, g).mean(-1) for xy, g in zip((a, b), inside))  # clipped by rounding alone
+    return np.stack([low, high], -1), *heights
 
 
 def _frontier(
     name: str,
     points: list[Point],
     plain: dict[str, tuple[np.ndarray, np.ndarray]],
-    span: np.ndarray | None,
-    drawn: list[tuple[float, float]] | None,
+    again: dict[str, tuple[np.ndarray, np.ndarray]],
     reference: str,
 ) -> Frontier:
     x, y = plain[name]
+    over, own, theirs = _heights(plain[name], plain[reference])
+    _, own_again, theirs_again = _heights(again[name], again[reference])
+    shared = ~np.isnan(own_again)  # a draw whose frontiers lie apart says nothing of their heights
     height = gain = None
-    if span is not None and drawn:
-        own, theirs = _height(plain[name], span), _height(plain[reference], span)
-        draws = np.array(drawn)
-        height = interval(own, draws[:, 0])
-        gain = interval(own - theirs, draws[:, 0] - draws[:, 1]) if name != reference else None
+    if over[1] > over[0] and shared.any():
+        height = interval(float(own), own_again[shared])
+        if name != reference:
+            gain = interval(float(own - theirs), (own_again - theirs_again)[shared])
     where = {p.variant: (float(a), float(b)) for p, a, b in zip(points, x, y)}
-    over = None if span is None else (float(span[0]), float(span[-1]))
-    return Frontier(name, where, [p.variant for p, on in zip(points, best(x, y)) if on], over, height, gain)
+    span = (float(over[0]), float(over[1])) if over[1] > over[0] else None
+    return Frontier(name, where, [p.variant for p, on in zip(points, best(x, y)) if on], span, height, gain)
 
 
 def interval(mean: float, draws: np.ndarray, level: float = 0.95) -> Interval:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sage_rlvr.metrics import Interval
-from sage_rlvr.study.frontier import DRAWS, Point, ends, frontier_at, interval, means
+from sage_rlvr.study.frontier import DRAWS, Point, drawn, ends, frontier_at, interval, means
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,11 @@ def matched(families: dict[str, list[Point]], reference: str, draws: int = DRAWS
     points = [(family, p) for family, found in families.items() for p in found]
     plain, against = means([p for _, p in points]), means(families[reference])
     at = frontier_at(*against, plain[0])  # (points,) nan outside
-    rng, problems = np.random.default_rng(seed), points[0][1].x.shape[1]
-    xs, ys, gains = (np.empty((draws, len(points))) for _ in range(3))
-    for i in range(draws):
-        weights = rng.multinomial(problems, np.full(problems, 1 / problems)) / problems
-        xs[i], ys[i] = means([p for _, p in points], weights, rng)
-        x, y = means(families[reference], weights, rng)
-        gains[i] = ys[i] - frontier_at(x, y, xs[i].clip(*ends(x, y)))
+    again = drawn({"points": [p for _, p in points], "frontier": families[reference]}, draws, seed)
+    (xs, ys), frontier = again["points"], again["frontier"]  # (draws, points)
+    low, high = ends(*frontier)
+    gains = ys - frontier_at(*frontier, xs.clip(low[:, None], high[:, None]))
+    problems = points[0][1].x.shape[1]
     return [
         Matched(
             family,
