@@ -8,7 +8,6 @@ Tests pin this to the installed TRL (tests/train/test_contract.py).
 
 from contextlib import contextmanager
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,12 @@ from sage_rlvr.train.casts import keep_inputs
 from sage_rlvr.train.checkpoint import last_complete
 from sage_rlvr.train.config import SAGEConfig
 from sage_rlvr.train.dropout import active_dropout, disable_dropout
+from sage_rlvr.train.generation import GeneratingTrainer, llm_with_room
 from sage_rlvr.train.lens import IN_TRL, LossLens, RolloutLens
-from sage_rlvr.train.resumable import ResumableTrainer
 from sage_rlvr.verify import extract_answer
 
 
-class SAGETrainer(ResumableTrainer):
+class SAGETrainer(GeneratingTrainer):
     """GRPOTrainer whose KL anchor is q·π_ref. Takes what GRPOTrainer takes, with a :class:`SAGEConfig`.
 
     >>> trainer = SAGETrainer("Qwen/Qwen2.5-0.5B-Instruct", accuracy_reward, SAGEConfig(guide="branch"), dataset)
@@ -72,11 +71,10 @@ class SAGETrainer(ResumableTrainer):
         self._held: dict[tuple[int, int], Tensor] = {}
         self._stream: rollouts.PromptStream | None = None
         self._rewards: Tensor | None = None  # (W·B,) of the latest rollout batch
-        self._finished: Tensor | None = None  # (B,)
         self._head: Head | None = None
         self.found: list[microbatches.Found] | None = None  # what a slice in micro-batches measures at its end
         self.over_budget_said = False
-        with in_place(vllm_generation, _llm_with_room(args), "LLM"):
+        with in_place(vllm_generation, llm_with_room(args), "LLM"):
             super().__init__(model, reward_funcs, args, *rest, **more)
         keep_inputs(self.model)
         self._still_dropout()
@@ -103,58 +101,7 @@ class SAGETrainer(ResumableTrainer):
             loader.device = None
         return loader
 
-    # ---- generation: where a completion ends -----------------------------------------------------------------------
-
-    def _set_stop_strings(self, stops: list[str]) -> None:
-        self.stop_strings = stops
-        if not stops:
-            return
-        if self.use_vllm:
-            more = {"stop": stops, "include_stop_str_in_output": True}
-            self.vllm_generation.generation_kwargs = {**self.vllm_generation.generation_kwargs, **more}
-        elif self.use_transformers_continuous_batching:
-            raise UserError(
-                "stop_strings does not work with use_transformers_continuous_batching: turn one of them off."
-            )
-        else:
-            self.generation_config.stop_strings = stops
-
-    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, dict[str, Any]]:
-        """A group's prompt is rendered and tokenised once, not once a completion."""
-        if self._is_vlm or self.environment_factories is not None:
-            return super()._tokenize_prompts(prompts)
-        first = [i for i, prompt in enumerate(prompts) if i == 0 or prompt != prompts[i - 1]]
-        ids, images, fields = super()._tokenize_prompts([prompts[i] for i in first])
-        if images is not None or fields:
-            return super()._tokenize_prompts(prompts)
-        repeats = [b - a for a, b in zip(first, [*first[1:], len(prompts)])]
-        return [list(row) for row, times in zip(ids, repeats) for _ in range(times)], None, {}
-
-    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> tuple[list[list[int]], Any]:
-        if not self.stop_strings:
-            return super()._generate_single_turn(*args, **kwargs)
-        if self.use_vllm:
-            ids, logprobs = super()._generate_single_turn(*args, **kwargs)
-        else:
-            with rollouts.tokenizer_in_generate(self.accelerator.unwrap_model(self.model), self._tokenizer):
-                ids, logprobs = super()._generate_single_turn(*args, **kwargs)
-        cuts = [rollouts.stop_cut(row, self.stop_strings, self._tokenizer.decode) for row in ids]  # None keeps the row
-        ids = [row[:cut] for row, cut in zip(ids, cuts)]
-        return ids, logprobs and [row[:cut] for row, cut in zip(logprobs, cuts)]
-
-    def _generate(self, prompts: list) -> tuple:
-        if not (self.tools or self.rollout_func):  # nobody writes into a prompt: TRL's deep copy is one a group
-            prompts = [same[0] for _, rows in groupby(prompts) for same in [list(rows)] for _ in same]
-        out = super()._generate(prompts)
-        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-        finished = [bool(ids) and ids[-1] in ends for ids in out[1]]
-        if self.stop_strings:
-            tails = [self._tokenizer.decode(ids[-4 * max(map(len, self.stop_strings)) :]) for ids in out[1]]
-            finished = [f or any(s in tail for s in self.stop_strings) for f, tail in zip(finished, tails)]
-            mode = "train" if self.model.training else "eval"
-            measure.correct_lengths(self._metrics[mode], out[1], out[2], finished, self.accelerator)
-        self._finished = torch.tensor(finished, device=self.accelerator.device)
-        return out
+    # ---- rewards ---------------------------------------------------------------------------------------------------
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
@@ -508,11 +455,3 @@ class SAGETrainer(ResumableTrainer):
         card = Path(self.args.output_dir) / "README.md"
         if self.is_world_process_zero() and card.is_file():
             card.write_text(card.read_text() + describe(self.args, self.guide, is_peft_model(self.model)))
-
-
-def _llm_with_room(args: SAGEConfig) -> Any:
-    """vLLM's engine as TRL starts it, with a KV cache of the size that was asked for; None leaves it to vLLM."""
-    engine = getattr(vllm_generation, "LLM", None)  # not there without vLLM, of which TRL speaks itself
-    if args.vllm_kv_cache_gib is None or engine is None:
-        return None
-    return partial(engine, kv_cache_memory_bytes=int(args.vllm_kv_cache_gib * 2**30))
