@@ -194,6 +194,24 @@ def test_no_run_is_started_that_would_not_end_in_time(monkeypatch):
         watch.admit(0)
 
 
+def test_how_long_a_run_takes_is_learnt_from_runs_alone(monkeypatch):
+    """The base is another kind of work: after half an hour of it a run of minutes may still start."""
+    script, now, states = runpy.run_path(str(SCRIPT)), [0.0], {}
+    watch = script["Watch"](end=2000.0, jobs=1)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setitem(
+        type(watch).__call__.__globals__, "status_of", lambda out, run: {"state": states[run], "stage": ""}
+    )
+    monkeypatch.setattr(watch.keeper, "submit", lambda *args: None)
+    small = study(seeds=[0], variants={"grpo": {}})
+    for seconds, states in ((0, ("running", "waiting")), (1800, ("done", "running")), (1900, ("done", "done"))):
+        now[0] = float(seconds)
+        states = dict(zip(small.runs(), states))
+        watch(small, None)
+        assert watch.admit(0)
+    assert watch.took == [100.0]
+
+
 @pytest.mark.parametrize("serves", [True, False])
 def test_an_mps_that_serves_nobody_is_stopped(tmp_path, monkeypatch, serves):
     """It starts, and a process that asks for the card gets it or not; then it must be told to quit."""
@@ -248,6 +266,21 @@ def test_what_is_trained_here_is_evaluated_there(tmp_path):
         said = f.read()
     assert '"model":"grpo-s0/train"' in said
     assert str(tmp_path) not in said, "where the study lay is nobody's business"
+
+
+def test_an_adapter_is_laid_on_the_base_that_is_here(folder, tmp_path):
+    last = folder / study().runs()[-1] / "train"  # trained, not evaluated
+    last.mkdir(parents=True)
+    (last / "adapter_model.safetensors").write_text("weights")
+    (last / "adapter_config.json").write_text(json.dumps({"r": 8, "base_model_name_or_path": "/elsewhere/model"}))
+    recipe = {"settings": {"model_name_or_path": "/elsewhere/model", "beta": 0.1}, "finished": True}
+    (last / "run.json").write_text(json.dumps(recipe))
+    pack(folder, tmp_path / "records", trained=True)
+    unpack([tmp_path / "records"], tmp_path / "there")
+    laid, base = tmp_path / "there" / last.parent.name / "train", start_model(tmp_path / "there")
+    assert json.loads((laid / "adapter_config.json").read_text()) == {"r": 8, "base_model_name_or_path": base}
+    assert json.loads((laid / "run.json").read_text())["settings"] == {"model_name_or_path": base, "beta": 0.1}
+    assert (laid / "adapter_model.safetensors").read_text() == "weights"
 
 
 def test_a_model_in_a_folder_is_not_copied_into_the_study(tmp_path):

@@ -196,7 +196,13 @@ def test_rarity_shares_a_groups_reward_by_surprisal():
 
 
 @pytest.mark.parametrize(
-    "option", [{}, {"anchor_estimator": "k1-reward", "guide": "none"}, {"tokens_per_microbatch": 60}]
+    "option",
+    [
+        {},
+        {"anchor_estimator": "k1-reward", "guide": "none"},
+        {"tokens_per_microbatch": 60},
+        {"num_iterations": 2, "max_steps": 4},  # TRL also passes over the policy, before the reference
+    ],
 )
 def test_rarity_reaches_the_advantages(folder, tmp_path, option):
     """From the reference's own log-probs, taken again by hand."""

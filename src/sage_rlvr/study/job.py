@@ -95,9 +95,7 @@ def build_base(base: dict[str, Any], folder: Path) -> str:
     model = base.get("model_name_or_path")
     if model is None:
         model = str(scratch_model(folder / "scratch", **base["scratch"]))
-    elif (
-        model == Path(model).name and packaged(model).is_dir()
-    ):  # a path of the user's, joined to ours, would be itself
+    elif Path(model).name == model and packaged(model).is_dir():  # a user's own path, joined to ours, would be itself
         model = str(_copied(packaged(model), folder / "model"))
     stage = base.get("sft")
     if stage:

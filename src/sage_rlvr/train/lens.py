@@ -15,7 +15,10 @@ class RolloutLens:
 
     def wants_entropy(self, model: Any) -> bool:
         needs = self.trainer.guide_needs
-        return "ref_entropies" in needs if model is self.trainer.ref_model else bool(needs)
+        asked = (
+            {"ref_entropies"} if model is self.trainer.ref_model else {"entropies", "ref_entropies"}
+        )  # LoRA: one model
+        return not needs.isdisjoint(asked)
 
     def see(self, logps: Tensor, entropies: Tensor | None) -> None:
         self.seen.append((logps, entropies))
