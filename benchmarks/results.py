@@ -17,6 +17,8 @@ from typing import Any
 
 from sage_rlvr.metrics import Interval
 from sage_rlvr.report.style import Figure
+from sage_rlvr.study.distance import excesses, read_runs
+from sage_rlvr.study.distance_figure import draw_distance
 from sage_rlvr.study.frontier import Frontier, frontiers, read_families
 from sage_rlvr.study.frontier_figure import base_point, draw_frontier
 from sage_rlvr.study.matched import matched
@@ -72,6 +74,7 @@ def study_page(records: Path, work: Path) -> Page:
         )
         if any(row.variant != "base" for row in own):
             frontier_part(page, out, task)
+            distance_part(page, out, task)
             support_part(page, out, task)
     training_part(page, study, steady(training_curves(out)))
     return page
@@ -139,6 +142,28 @@ def frontier_part(page: Page, out: Path, task: str) -> None:
 
 def _gain(f: Frontier) -> str:
     return "–" if f.over is None else f"{shown(f.gain, sign='+')} on {f.over[0]:.3f}–{f.over[1]:.3f}"
+
+
+def distance_part(page: Page, out: Path, task: str) -> None:
+    """Against the curve of all references together; nothing where they are too few for one."""
+    runs = read_runs(out, task)
+    references = [r for r in REFERENCES if any(run.family == r for run in runs)]
+    found = steady(excesses(runs, references))
+    if not found:
+        return
+    ks = list(found[0].above)
+    body = [
+        [f.family, str(f.runs), f"{f.kl[0]:.3f}–{f.kl[1]:.3f}", *(shown(x, sign="+") for x in f.above.values())]
+        for f in found
+    ]
+    page.add(
+        f"### {task}: at the same distance from the reference",
+        f"pass@k less that of the curve of {', '.join(references)} together at the same KL to the reference policy (a cubic in "
+        "its root; the KL is that of the last fifth of training): mean over a family's runs within their range of KL, 95% "
+        "intervals over problems and seeds. A method that is another β in disguise has none at any k.",
+        markdown(["family", "runs", "KL", *(f"pass@{k}" for k in ks)], body),
+    )
+    page.show(draw_distance(f"{page.stem}-{task}-distance", runs, references, found))
 
 
 def support_part(page: Page, out: Path, task: str) -> None:

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from sage_rlvr.models import write_whole
+from sage_rlvr.study.distance import excesses, read_runs
 from sage_rlvr.study.frontier import frontiers, read_families
 from sage_rlvr.study.job import STATUS
+from sage_rlvr.study.page import show_frontier
 from sage_rlvr.study.plan import Study, open_folder
 from sage_rlvr.study.records import RUNS, pack
 from sage_rlvr.study.support import support_rows
@@ -30,7 +32,8 @@ SESSIONS = [
 ]
 RATES = {  # share of easy problems, chance of a right sample on those and on the others: a trade-off over each sweep
     "base": (0.10, 0.10), "grpo_k3+beta0.1": (0.6, 0.0), "grpo_k3+beta0.4": (0.2, 0.1), "sage+beta0.1": (0.5, 0.05),
-    "sage+beta0.4": (0.25, 0.12), "alone": (0.4, 0.04),
+    "sage+beta0.4": (0.25, 0.12), "alone": (0.4, 0.04), "grpo_k3+beta0.05": (0.5, 0.02),
+    "grpo_k3+beta0.2": (0.4, 0.05), "grpo_k3+beta0.3": (0.3, 0.08),
 }  # fmt: skip
 
 
@@ -52,8 +55,9 @@ def finish(out, run, rng, tasks):
     write_whole(out / run / STATUS, json.dumps(now))
 
 
-def make_study(root, name, variants=SWEPT, tasks=("t",), left_out=1):
-    """A study with all but its last runs done, and its records where the script looks; its own folder is answered."""
+def make_study(root, name, variants=SWEPT, tasks=("t",), left_out=1, kl=None):
+    """A study with all but its last runs done, and its records where the script looks; its own folder is answered. ``kl``: of
+    each run, in place of what all of them log."""
     out, rng = root / "runs" / name, np.random.default_rng(0)
     study = Study(name, variants={v: {} for v in variants}, evaluate={"tasks": list(tasks), "n": 8}, **PARTS)
     open_folder(study, out)
@@ -61,6 +65,9 @@ def make_study(root, name, variants=SWEPT, tasks=("t",), left_out=1):
     write_whole(out / "base" / "start.json", json.dumps({"model": "m"}))
     for run in study.runs()[: len(study.runs()) - left_out]:
         finish(out, run, rng, tasks)
+        if run in (kl or {}):
+            log = [{"step": 10, "kl_ref": 5.0}, {"step": 20, "kl_ref": kl[run]}]  # the last fifth of two is the last
+            (out / run / "train" / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
     pack(out, root / "results" / "gpu" / name)
     (root / "results" / "gpu" / name / "sessions.json").write_text(json.dumps(SESSIONS))
     return out
@@ -134,6 +141,30 @@ def test_a_page_says_what_the_study_says(tmp_path, script):
         "variant": "grpo_k3+beta0.1", "step": "20", "reward": "0.5", "entropy": "0.05", "kl_ref": "0.02", "sage/q_mean": "–",
     }  # fmt: skip
     assert training["sage+beta0.4"]["sage/q_mean"] == "1.25"
+
+
+def test_a_page_says_who_lies_above_the_references_at_the_same_distance(tmp_path, script, capsys):
+    betas = [f"grpo_k3+beta{beta}" for beta in (0.05, 0.1, 0.2, 0.3, 0.4)]
+    kl = {f"{v}-s{seed}": 0.2 / (i + 1) + 0.01 * seed for i, v in enumerate(betas) for seed in (0, 1)}
+    kl |= {"sage+beta0.1-s0": 0.12, "sage+beta0.1-s1": 0.5}
+    folder = make_study(tmp_path, "swept", (*betas, "sage+beta0.1", "alone"), left_out=2, kl=kl)  # "alone" has none
+    runs = read_runs(folder, "t")
+    assert {(r.variant, r.kl) for r in runs} == {(name[:-3], x) for name, x in kl.items()}
+    found = {f.family: f for f in excesses(runs, ["grpo_k3"])}
+    assert (found["sage"].runs, found["sage"].kl) == (1, (pytest.approx(0.12),) * 2)
+    assert script("--root", tmp_path)[0] == 0
+    assert "docs/img/results/swept-t-distance.svg" in made_in(tmp_path)
+    shown = tables((tmp_path / "docs" / "results" / "swept.md").read_text())[
+        ("family", "runs", "KL", "pass@1", "pass@8")
+    ]
+    assert list(shown) == ["grpo_k3", "sage"]
+    for family, f in found.items():
+        for k, above in f.above.items():
+            assert numbers(shown[family][f"pass@{k}"]) == pytest.approx(list(above), abs=0.00051)
+    show_frontier(folder, "grpo_k3")  # the same by command
+    assert "at the same KL to the reference policy" in " ".join(capsys.readouterr().out.split())
+    told = json.loads((folder / "frontier_distance.json").read_text())
+    assert told[1]["above"]["8"] == pytest.approx(list(found["sage"].above[8]))
 
 
 def test_the_same_records_give_the_same_bytes_and_check_finds_what_differs(tmp_path, script):

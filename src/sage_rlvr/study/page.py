@@ -15,6 +15,8 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.metrics import Interval
 from sage_rlvr.models import write_whole
 from sage_rlvr.report.page import build_report
+from sage_rlvr.study.distance import excesses, read_runs
+from sage_rlvr.study.distance_figure import draw_distance
 from sage_rlvr.study.frontier import frontiers, read_families
 from sage_rlvr.study.frontier_figure import base_point, draw_frontier
 from sage_rlvr.study.matched import matched
@@ -148,8 +150,9 @@ def show_table(out: str | Path, console: Console | None = None) -> None:
 
 
 def show_frontier(out: str | Path, reference: str | None = None, task: str | None = None) -> None:
-    """The families' frontiers against one of them and each point against that one's, as tables, JSON and a figure in the
-    study's folder: frontier.*, or frontier-TASK.* for a task that is not the study's first."""
+    """The families' frontiers against one of them, each point against that one's, and all at the same distance from the
+    reference policy, as tables, JSON and figures in the study's folder: frontier.*, or frontier-TASK.* for a task that is not
+    the study's first."""
     out, console = Path(out), Console()
     first = read_folder(out).evaluate["tasks"][0]
     task = task or first
@@ -175,6 +178,24 @@ def show_frontier(out: str | Path, reference: str | None = None, task: str | Non
     told = {"task": task, "reference": against, "n": n, "base": base, "points": [asdict(p) for p in points]}
     write_whole(Path(f"{stem}_points.json"), json.dumps(told, indent=1) + "\n")
     console.print(f"written: {stem}.json, {stem}_points.json, {stem}.svg, {stem}.png", soft_wrap=True)
+    _show_distance(console, out, task, against, Path(f"{stem}_distance"))
+
+
+def _show_distance(console: Console, out: Path, task: str, against: str, stem: Path) -> None:
+    runs = read_runs(out, task)
+    found = excesses(runs, [against])
+    if not found:
+        console.print(f"{against} has too few runs that log kl_ref for a curve over KL: no table at the same distance.")
+        return
+    table = Table(title=f"{task}: pass@k less that of {against}'s curve at the same KL to the reference policy")
+    for column in ("family", "runs", *(f"pass@{k}" for k in found[0].above)):
+        table.add_column(column, justify="left" if column == "family" else "right")
+    for f in found:
+        table.add_row(f.family, str(f.runs), *(_signed(x) for x in f.above.values()))
+    console.print(table)
+    draw_distance(stem, runs, [against], found)
+    write_whole(stem.with_suffix(".json"), json.dumps([asdict(f) for f in found], indent=1) + "\n")
+    console.print(f"written: {stem}.json, {stem}.svg, {stem}.png", soft_wrap=True)
 
 
 def _signed(x: Interval | None) -> str:

@@ -1,0 +1,128 @@
+"""At the same distance from the reference policy: what a family has that another β would not give it.
+
+β decides how far a policy goes from π_ref, and that distance decides most of pass@k: runs of one method at many β lie on one
+curve over their KL. The curve of the families called ``references`` is a cubic in √KL (a KL grows as the square of a distance);
+a family's ``excess`` is the mean height of its runs above that curve, at each k. A method that is another β in disguise
+has none at any k; one that moves the frontier has some. Runs beyond the references' own range of KL, and runs that log none
+(β 0), are left out. Intervals are over problems (drawn once for all) and seeds (drawn for each arm by itself); every draw
+has its own curve.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sage_rlvr.evaluate.counts import TaskCounts, counts_of
+from sage_rlvr.metrics import Interval, pass_at_k
+from sage_rlvr.study.frontier import DRAWS, interval
+from sage_rlvr.study.plan import read_folder
+from sage_rlvr.study.run import finished_runs
+from sage_rlvr.study.table import common_problems
+
+KL, LAST = "kl_ref", 0.2  # the log's own KL to the plain reference, over the last fifth of training
+DEGREE = 3
+
+
+@dataclass(frozen=True)
+class Run:
+    family: str
+    variant: str
+    kl: float  # nats a token
+    passes: dict[int, np.ndarray]  # k → (problems,) pass@k
+
+
+@dataclass(frozen=True)
+class Excess:
+    family: str
+    runs: int  # those that were judged
+    kl: tuple[float, float]  # their range
+    above: dict[int, Interval]  # k → pass@k − the references' curve at the same KL, mean over the runs
+
+
+def excesses(runs: Sequence[Run], references: Sequence[str], draws: int = DRAWS, seed: int = 0) -> list[Excess]:
+    """Every family; the references each against the curve of all of them. Empty where they are too few for a curve."""
+    own = np.array([r.family in references for r in runs], dtype=bool)
+    root = np.sqrt([max(r.kl, 0.0) for r in runs])
+    if len({r.variant for r in runs if r.family in references}) <= DEGREE + 1:  # each draw has a run of every arm
+        return []
+    judged = (root >= root[own].min()) & (root <= root[own].max())
+    design = np.vander(root / root[own].max(), DEGREE + 1)  # (runs, powers)
+    families = list(dict.fromkeys(r.family for r in runs))
+    member = np.array([[r.family == f for r in runs] for f in families]) & judged
+    rng = np.random.default_rng(seed)
+    problems = len(next(iter(runs[0].passes.values())))
+    weights = rng.multinomial(problems, np.full(problems, 1 / problems), draws) / problems
+    times = _drawn_seeds([r.variant for r in runs], rng, draws)
+    found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    for k in runs[0].passes:
+        of_problem = np.stack([r.passes[k] for r in runs], 1)  # (problems, runs)
+        plain = _above(design, of_problem.mean(0)[None], np.ones((1, len(runs))), own, member)[0]
+        found[k] = plain, _above(design, weights @ of_problem, times, own, member)
+    return [
+        Excess(
+            family,
+            int(member[i].sum()),
+            (float(root[member[i]].min() ** 2), float(root[member[i]].max() ** 2)),
+            {k: interval(float(plain[i]), again[~np.isnan(again[:, i]), i]) for k, (plain, again) in found.items()},
+        )
+        for i, family in enumerate(families)
+        if member[i].any()
+    ]
+
+
+def _drawn_seeds(variants: Sequence[str], rng: np.random.Generator, draws: int) -> np.ndarray:
+    """(draws, runs) how often each run is drawn, as many an arm as it has."""
+    times = np.empty((draws, len(variants)))
+    for variant in dict.fromkeys(variants):
+        arm = [i for i, v in enumerate(variants) if v == variant]
+        times[:, arm] = rng.multinomial(len(arm), np.full(len(arm), 1 / len(arm)), draws)
+    return times
+
+
+def _above(design: np.ndarray, y: np.ndarray, times: np.ndarray, own: np.ndarray, member: np.ndarray) -> np.ndarray:
+    """(draws, families) mean of y − the curve through the references' y (draws, runs), each run as often as it was drawn."""
+    x, w = design[own], times[:, own]
+    gram = np.tensordot(w, x[:, :, None] * x[:, None], 1)  # (draws, powers, powers)
+    curve = np.linalg.solve(gram, ((w * y[:, own]) @ x)[..., None])[..., 0]
+    above = (y - curve @ design.T) * times
+    with np.errstate(invalid="ignore"):  # a family whose judged runs were not drawn: nan
+        return above @ member.T / (times @ member.T)
+
+
+def curve_at(runs: Sequence[Run], references: Sequence[str], k: int, kl: np.ndarray) -> np.ndarray:
+    """Height of the references' curve, for a figure."""
+    own = [r for r in runs if r.family in references]
+    fit = np.polyfit(np.sqrt([max(r.kl, 0.0) for r in own]), [r.passes[k].mean() for r in own], DEGREE)
+    return np.polyval(fit, np.sqrt(kl))
+
+
+# ---- from a study's folder -----------------------------------------------------------------------------------------
+
+
+def read_runs(out: str | Path, task: str) -> list[Run]:
+    """The finished runs that logged their KL and have samples of ``task``."""
+    study = read_folder(out)
+    found: dict[str, tuple[float, TaskCounts]] = {}
+    for run, folder in finished_runs(out).items():
+        kl, counts = _last_kl(Path(out, run, "train", "log.jsonl")), counts_of(folder).tasks.get(task)
+        if run != "base" and kl is not None and counts is not None:
+            found[run] = kl, counts
+    keep = common_problems([counts for _, counts in found.values()]) if found else []
+    runs = []
+    for run, (kl, counts) in found.items():
+        cut, variant = counts.only(keep), study.variant_of(run)[0]
+        n = cut.n * len(cut.seeds)
+        ks = [k for k in (1, 16, 64) if k < n] + [n]
+        passes = {k: pass_at_k(cut.totals, cut.rights, k) for k in ks}
+        runs.append(Run(study.family_of(variant), variant, kl, passes))
+    return runs
+
+
+def _last_kl(log: Path) -> float | None:
+    if not log.is_file():
+        return None
+    logged = [entry[KL] for entry in map(json.loads, log.read_text(encoding="utf-8").splitlines()) if KL in entry]
+    return float(np.mean(logged[-max(1, round(LAST * len(logged))) :])) if logged else None

@@ -1,0 +1,40 @@
+"""pass@1 and pass@n over the distance from the reference: what lies on the grey curve is another β."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sage_rlvr.report.style import MARK, Figure, legend, line, panels, save
+from sage_rlvr.study.distance import Excess, Run, curve_at
+from sage_rlvr.study.frontier_figure import GREY
+
+
+def draw_distance(path: str | Path, runs: Sequence[Run], references: Sequence[str], found: Sequence[Excess]) -> Figure:
+    """A point an arm, the mean of its seeds; families with one setting are in the table alone."""
+    arms: dict[str, dict[str, list[Run]]] = {}
+    for run in runs:
+        arms.setdefault(run.family, {}).setdefault(run.variant, []).append(run)
+    others = [family for family, own in arms.items() if family not in references and len(own) > 1]
+    own = [run for run in runs if run.family in references]
+    grid, n = np.linspace(min(r.kl for r in own), max(r.kl for r in own), 100), max(runs[0].passes)
+    with panels(2, width=5.6, height=4.2) as (figure, axes):
+        for ax, k in zip(axes.flat, (1, n)):
+            ax.plot(*zip(*(_mean([run], k) for run in own)), ".", color=GREY, ms=3, label="references, each run")
+            ax.plot(grid, curve_at(runs, references, k, grid), color=GREY, lw=1.4, label="their curve")
+            for i, family in enumerate(others):
+                style = (
+                    line(i) | {"ls": "none"} | ({"mfc": "none"} if i >= len(MARK) else {})
+                )  # the second round is hollow
+                ax.plot(*zip(*(_mean(arm, k) for arm in arms[family].values())), label=family, **style)
+            ax.set_xlabel("KL to the plain reference, nats a token")
+            ax.set_title(f"pass@{k}")
+        legend(figure, axes)
+        told = "; ".join(f"{f.family} {f.above[n].mean:+.3f}" for f in found)
+        about = f"pass@1 and pass@{n} over KL. Mean height of pass@{n} above the references' curve: {told}."
+        return save(figure, path, about)
+
+
+def _mean(runs: Sequence[Run], k: int) -> tuple[float, float]:
+    """(KL, pass@k)"""
+    return float(np.mean([r.kl for r in runs])), float(np.mean([r.passes[k] for r in runs]))

@@ -1,0 +1,99 @@
+"""Heights above the references' curve, against curves that are known, numpy's own fit, and studies drawn again and again."""
+
+import numpy as np
+import pytest
+
+from sage_rlvr.study.distance import Run, curve_at, excesses
+
+
+def cubic(kl, k):
+    root = np.sqrt(kl)
+    return 0.1 + 0.3 * root - 0.2 * root**3 if k == 1 else 0.99 - 0.9 * root**2
+
+
+def on_the_curve(family, kls, seeds=3, shift=None, problems=6, spread=0.0):
+    """An arm a KL; its seeds lie a little apart, on the curve lifted by ``shift`` {k: by how much}."""
+    shift = shift or {}
+    runs = []
+    for variant in kls:
+        for kl in variant * (1 + spread * np.arange(seeds)):
+            height = {k: np.full(problems, cubic(kl, k) + shift.get(k, 0)) for k in (1, 8)}
+            runs.append(Run(family, f"{family}+{variant}", kl, height))
+    return runs
+
+
+def test_what_lies_on_the_curve_has_no_excess_and_what_lies_above_has_its_height():
+    runs = [
+        *on_the_curve("a", (0.01, 0.05, 0.2), spread=0.1),
+        *on_the_curve("b", (0.02, 0.1), spread=0.1),
+        *on_the_curve("another beta", (0.03, 0.15)),
+        *on_the_curve("better", (0.015, 0.06), shift={8: 0.03}),
+        *on_the_curve("trade", (0.06,), shift={1: 0.02, 8: -0.02}),
+    ]
+    found = {f.family: f for f in excesses(runs, ["a", "b"], draws=30)}
+    assert found["another beta"].above[1] == pytest.approx((0, 0, 0), abs=1e-9)
+    assert found["another beta"].above[8] == pytest.approx((0, 0, 0), abs=1e-9)
+    assert found["better"].above[1] == pytest.approx((0, 0, 0), abs=1e-9)
+    assert found["better"].above[8] == pytest.approx((0.03,) * 3)  # no spread: problems and seeds are alike
+    assert (found["trade"].above[1].mean, found["trade"].above[8].mean) == pytest.approx((0.02, -0.02))
+    assert (found["better"].runs, found["better"].kl) == (6, (pytest.approx(0.015), pytest.approx(0.06)))
+
+
+def test_the_curve_is_numpys_fit_through_the_references_alone():
+    rng = np.random.default_rng(0)
+    runs = [
+        Run(family, f"{family}{i // 4}", 0.01 + 0.2 * rng.random(), {4: rng.random(10)})
+        for family in ("ref", "sage")
+        for i in range(20)
+    ]
+    own = [r for r in runs if r.family == "ref"]
+    fit = np.polyfit([r.kl**0.5 for r in own], [r.passes[4].mean() for r in own], 3)
+    low, high = min(r.kl for r in own), max(r.kl for r in own)
+    judged = [r for r in runs if r.family == "sage" and low <= r.kl <= high]
+    sage = next(f for f in excesses(runs, ["ref"], draws=5) if f.family == "sage")
+    assert sage.runs == len(judged)
+    assert sage.above[4].mean == pytest.approx(
+        np.mean([r.passes[4].mean() - np.polyval(fit, r.kl**0.5) for r in judged])
+    )
+    assert curve_at(runs, ["ref"], 4, np.array([0.04])) == pytest.approx(np.polyval(fit, 0.2))
+
+
+def test_runs_beyond_the_references_are_not_judged():
+    runs = [
+        *on_the_curve("ref", (0.01, 0.02, 0.05, 0.1, 0.2)),
+        *on_the_curve("far", (0.1, 0.4)),
+        *on_the_curve("beyond", (0.3,)),
+    ]
+    found = {f.family: f for f in excesses(runs, ["ref"], draws=5)}
+    assert found["far"].runs == 3
+    assert "beyond" not in found
+
+
+def test_too_few_references_are_no_curve():
+    assert excesses([], ["ref"]) == []
+    assert excesses(on_the_curve("ref", (0.01, 0.05, 0.1, 0.2)), ["ref"]) == []  # a cubic goes through any four heights
+
+
+def test_the_interval_covers_the_truth_and_is_narrow_enough_to_be_of_use():
+    """100 studies: 5 seeds, 100 problems that differ much in difficulty. A true excess of 0.02 lies in it about as often as
+    it says, and 0 does not."""
+    rng = np.random.default_rng(0)
+
+    def family(name, kls, ease, shift=0.0):
+        runs = []
+        for kl in kls:
+            for _ in range(5):
+                at, seed = kl * (1 + 0.05 * rng.standard_normal()), 0.005 * rng.standard_normal()
+                height = cubic(at, 8) + shift + seed + ease + 0.05 * rng.standard_normal(100)
+                runs.append(Run(name, f"{name}{kl}", at, {8: height}))
+        return runs
+
+    held = without_0 = 0
+    for _ in range(100):
+        ease = 0.2 * rng.standard_normal(100)
+        runs = family("ref", (0.01, 0.03, 0.06, 0.1, 0.15, 0.2), ease) + family("sage", (0.02, 0.08, 0.12), ease, 0.02)
+        above = excesses(runs, ["ref"], draws=100, seed=1)[1].above[8]
+        held += above.low <= 0.02 <= above.high
+        without_0 += above.low > 0
+    assert 85 <= held <= 100
+    assert without_0 >= 95
