@@ -1,5 +1,7 @@
 """A guide that needs rewards is shown each row's own, wherever log q is made: with the rollouts, in the loss, in its parts."""
 
+import math
+
 import pytest
 import torch
 
@@ -18,6 +20,11 @@ WAYS = {
     },
     "in parts": {"anchor_estimator": "k3+", "tokens_per_microbatch": 40},
     "groups drawn again": {"anchor_estimator": "k1-reward", "dynamic_sampling": 2},
+    "as strong as the reward": {
+        "anchor_estimator": "k1-reward",
+        "beta": 0.003,
+        "guide_args": {"kappa": 83.0, "source": "policy"},
+    },
 }
 
 
@@ -48,3 +55,6 @@ def test_each_row_has_its_own_reward(folder, tmp_path, way):
     assert asked
     assert (way == "in parts") == (max(asked) < 8)
     assert len(set(right.values())) == 2, "some are right and some are not"
+    logged = [x for entry in trainer.state.log_history for name, x in entry.items() if name.startswith("sage/q_")]
+    assert logged
+    assert all(map(math.isfinite, logged)), "q may be e⁴⁰⁰: the log says so in a number"

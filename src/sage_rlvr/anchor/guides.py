@@ -131,6 +131,11 @@ def _checked(s: Signals, guide: Guide) -> Signals:
     return replace(s, mask=mask, **clean)
 
 
+def told(log_q: Tensor) -> Tensor:
+    """q for a log or a page: where it is more than e⁶⁰, which a strong bonus may be, e⁶⁰, so that means stay finite."""
+    return log_q.clamp(max=60).exp()
+
+
 # ---- the registry --------------------------------------------------------------------------------------------------
 
 _GUIDES: dict[str, type[Guide]] = {}

@@ -6,6 +6,10 @@ With log q(y) = −κ·r(y)·log π_ref(y), r the verified reward in [0, 1], the
 
 At κ = 1 right answers are equally likely, however rare they were, and wrong ones keep π_ref's proportions. Plain tempering
 also flattens what is wrong, and pays for it in pass@1; rewarding right answers alone sharpens π_ref's favourites among them.
+
+That bonus is β·κ·surprisal, lost beside the reward at a small β. With the policy's own surprisal, log q(y) = −κ·r(y)·log π(y),
+κ may be as large as one likes: the end point is self-consistent, and right answers lie there at π_ref^(1/(1 + κ)), never turned
+over. κ = w/β then makes the bonus w·surprisal at every β.
 """
 
 from torch import Tensor
@@ -13,28 +17,35 @@ from torch import Tensor
 from sage_rlvr.anchor.guides import Guide, Signals, register_guide
 from sage_rlvr.errors import UserError
 
+_LOOKS_AT = {"reference": ("ref_logps", "ref_entropies"), "policy": ("logps", "entropies")}
+
 
 @register_guide("verified")
 class VerifiedGuide(Guide):
     """log q = κ·r·(−log π_ref(y_t)), r the completion's reward held in [0, 1]: a right answer earns more the rarer it was.
 
-    ``level``: log q = κ·r·(−log π_ref(y_t) − H_ref) instead, so that a right answer earns nothing for being long.
+    ``source``: ``policy`` takes the policy's own log π(y_t) in place of the reference's. ``level``: log q = κ·r·(−log π_ref(y_t)
+    − H_ref) instead, H of the same source, so that a right answer earns nothing for being long.
     """
 
     past_only = False  # the reward comes at the end
     needs = frozenset({"rewards"})
 
-    def __init__(self, kappa: float = 0.5, level: bool = False):
-        if not 0 < kappa <= 1:
+    def __init__(self, kappa: float = 0.5, level: bool = False, source: str = "reference"):
+        if source not in _LOOKS_AT:
+            raise UserError(f"source={source!r} is unknown; choose one of {', '.join(_LOOKS_AT)}.")
+        if kappa <= 0 or (kappa > 1 and source == "reference"):
             raise UserError(
-                f"kappa={kappa} must lie in (0, 1]: at 1 all right answers are equally likely at the optimum."
+                f"kappa={kappa} must lie in (0, 1]: at 1 all right answers are equally likely at the optimum. "
+                "With source='policy' any kappa above 0 will do."
             )
-        self.kappa, self.level = kappa, level
+        self.kappa, self.level, self.source = kappa, level, source
         if level:
-            self.needs |= {"ref_entropies"}
+            self.needs |= {_LOOKS_AT[source][1]}
 
     def log_q(self, s: Signals) -> Tensor:
         assert s.rewards is not None  # it is among the needs
         right = s.rewards.nan_to_num(0.0).clamp(0, 1)[:, None]  # NaN: nobody could say
-        rare = -s.ref_logps if not self.level else -s.ref_logps - s.ref_entropies  # type: ignore[operator]
+        logps, entropies = (getattr(s, name) for name in _LOOKS_AT[self.source])
+        rare = -logps - entropies if self.level else -logps
         return self.kappa * right * rare
