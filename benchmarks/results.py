@@ -19,9 +19,9 @@ from sage_rlvr.metrics import Interval
 from sage_rlvr.report.style import Figure
 from sage_rlvr.study.distance import Excess, excesses, read_runs
 from sage_rlvr.study.distance_figure import draw_distance
-from sage_rlvr.study.frontier import Frontier, frontiers, read_families
+from sage_rlvr.study.frontier import Frontier, Point, frontiers, read_families
 from sage_rlvr.study.frontier_figure import base_point, draw_frontier
-from sage_rlvr.study.matched import matched
+from sage_rlvr.study.matched import matched, pairs
 from sage_rlvr.study.plan import Study, read_folder
 from sage_rlvr.study.records import RUNS, unpack
 from sage_rlvr.study.run import finished_runs
@@ -61,7 +61,8 @@ def study_page(records: Path, work: Path) -> Page:
     out, page = work / "study", Page(records.name, work / records.name)
     unpack([records], out)
     study, rows = read_folder(out), steady(study_rows(out))
-    page.add(f"# Study {study.name}", overview(study, rows, len(finished_runs(out)), records / "sessions.json"))
+    done = len(finished_runs(out))
+    page.add(f"# Study {study.name}", overview(study, rows, done, records / "sessions.json"))
     for task in dict.fromkeys(row.task for row in rows):
         own = [row for row in rows if row.task == task]
         n = max(own[0].pass_at)
@@ -73,7 +74,7 @@ def study_page(records: Path, work: Path) -> Page:
             "only, by the trained model only.",
         )
         if any(row.variant != "base" for row in own):
-            frontier_part(page, out, task)
+            frontier_part(page, out, task, study if done == len(study.runs()) else None)
             distance_part(page, out, task)
             support_part(page, out, task)
     training_part(page, study, steady(training_curves(out)))
@@ -103,8 +104,8 @@ def _minutes(sessions: list[dict[str, Any]]) -> str:
     return f"{sum(s['wall_s'] for s in sessions) / 60:.1f}"
 
 
-def frontier_part(page: Page, out: Path, task: str) -> None:
-    """Gains over each reference that was swept; nothing where none was."""
+def frontier_part(page: Page, out: Path, task: str, whole: Study | None) -> None:
+    """Gains over each reference that was swept; nothing where none was. ``whole``: the study, once all of it is done."""
     families = read_families(out, task)
     references = [r for r in REFERENCES if len(families.get(r, [])) > 1]
     if not references:
@@ -135,9 +136,62 @@ def frontier_part(page: Page, out: Path, task: str) -> None:
             "“–”: the frontier does not reach that far.",
             markdown(head, body),
         )
+    if whole is not None and task == whole.evaluate["tasks"][0]:
+        rules_part(page, whole, families, found, n)
     for r in references:
         drawn = [*points[r].values()], [*found[r].values()]
         page.show(draw_frontier(f"{page.stem}-{task}-{r}", *drawn, r, n, base))
+
+
+def rules_part(
+    page: Page, study: Study, families: dict[str, list[Point]], found: dict[str, dict[str, Frontier]], n: int
+) -> None:
+    """What the decision rules of docs/results.md say of a study that is done: 2 and 3 of a search, 4 of a confirmation."""
+    gains = {r: {name: f.gain for name, f in by.items() if f.gain is not None} for r, by in found.items()}
+    if list(found) == ["reference"]:
+        reference = "reference"
+        told = [_verdict(f) for f in found[reference].values() if len(f.points) > 1 and f.family != reference]
+    else:
+        first = next(iter(found))
+        tried = {r: gain for r, gain in gains[first].items() if r in found and gain.mean > 0}
+        reference = max(tried, key=lambda r: tried[r].mean, default=first)
+        others = {name: gain for name, gain in gains[reference].items() if name not in found}
+        guided = {
+            study.family_of(v) for v, settings in study.variants.items() if settings.get("guide", "none") != "none"
+        }
+        told = [f"- Rule 2: the reference is `{reference}`."]
+        for said, pool in (
+            ("guides", guided),
+            ("all families, rewards of our own and the others' methods too", others),
+        ):
+            best = max((name for name in others if name in pool), key=lambda name: others[name].low)
+            told.append(f"- Rule 3, of {said}: the highest lower end has `{best}`, {shown(others[best], sign='+')}.")
+    head, both = (
+        [f"pass@1 less {reference}'s", f"pass@{n} less {reference}'s", "better on both"],
+        steady(pairs(families, reference)),
+    )
+    page.add(
+        "### What the rules say",
+        "\n".join(told),
+        f"Arm against arm at the same setting: the difference to `{reference}`, 95% intervals over problems and seeds.",
+        markdown(
+            ["variant", *head],
+            [
+                [p.variant, shown(p.pass_1, sign="+"), shown(p.pass_n, sign="+"), "yes" if p.better_on_both else "no"]
+                for p in both
+            ],
+        ),
+    )
+
+
+def _verdict(f: Frontier) -> str:
+    if f.gain is None:
+        return f"- Rule 4: `{f.family}` shares no range of pass@1 with the reference and is not judged."
+    if f.gain.low > 0:
+        return f"- Rule 4: `{f.family}` moves the frontier, {shown(f.gain, sign='+')}."
+    size = (f.gain.high - f.gain.low) / 2
+    told = f"no detectable difference, {shown(f.gain, sign='+')}; one of {size:.3f} could have been detected"
+    return f"- Rule 4: `{f.family}`: {told}."
 
 
 def _gain(f: Frontier) -> str:

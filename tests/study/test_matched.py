@@ -5,9 +5,10 @@ import re
 import numpy as np
 import pytest
 
+from sage_rlvr.metrics import Interval
 from sage_rlvr.study.frontier import Point, frontiers
 from sage_rlvr.study.frontier_figure import draw_frontier
-from sage_rlvr.study.matched import matched
+from sage_rlvr.study.matched import Pair, matched, pairs
 
 
 def flat(variant, x, y, seeds=3, problems=8):
@@ -43,6 +44,26 @@ def test_the_interval_is_over_seeds_and_problems():
     again = matched(shared, "grpo", draws=4000)[-1]
     assert again.gain == pytest.approx(tuple(found.gain), abs=0.01), "what all share about a problem cancels"
     assert again.pass_n.high - again.pass_n.low > found.pass_n.high - found.pass_n.low
+
+
+def test_arm_against_arm_at_the_same_setting():
+    """Seeds that differ by ±0.1, 4 of them, on one side: the difference has a spread of 0.1/√4; what problems share cancels."""
+    rng = np.random.default_rng(0)
+    skill, seeds = 0.3 * rng.standard_normal(50), np.array([-0.1, -0.1, 0.1, 0.1])[:, None]
+    still = np.zeros((4, 50)) + skill
+    families = {
+        "grpo": [Point("grpo+beta0.1", still + 0.1, still + 0.5), Point("grpo+beta0.2", still, still)],
+        "sage": [Point("sage+beta0.1", still + 0.3, still + 0.6 + seeds), Point("sage+beta0.9", still, still)],
+        "alone": [Point("alone", still, still)],
+    }
+    (pair,) = pairs(families, "grpo", draws=4000)
+    assert (pair.variant, pair.against) == ("sage+beta0.1", "grpo+beta0.1")
+    assert pair.pass_1 == pytest.approx((0.2, 0.2, 0.2))
+    assert pair.pass_n.mean == pytest.approx(0.1)
+    assert (pair.pass_n.high - pair.pass_n.low) / (2 * 1.96) == pytest.approx(0.05, rel=0.15)
+    both = {lows: Pair("a", "b", Interval(1, lows[0], 2), Interval(1, lows[1], 2)).better_on_both
+            for lows in [(0.1, 0.1), (0.1, 0.0), (-0.1, 0.1)]}  # fmt: skip
+    assert list(both.values()) == [True, False, False]
 
 
 def test_the_figure_has_every_family_and_says_what_it_shows(tmp_path):

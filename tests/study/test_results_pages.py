@@ -33,7 +33,8 @@ SESSIONS = [
 RATES = {  # share of easy problems, chance of a right sample on those and on the others: a trade-off over each sweep
     "base": (0.10, 0.10), "grpo_k3+beta0.1": (0.6, 0.0), "grpo_k3+beta0.4": (0.2, 0.1), "sage+beta0.1": (0.5, 0.05),
     "sage+beta0.4": (0.25, 0.12), "alone": (0.4, 0.04), "grpo_k3+beta0.05": (0.5, 0.02),
-    "grpo_k3+beta0.2": (0.4, 0.05), "grpo_k3+beta0.3": (0.3, 0.08),
+    "grpo_k3+beta0.2": (0.4, 0.05), "grpo_k3+beta0.3": (0.3, 0.08), "grpo_k1+beta0.1": (0.6, 0.03), "grpo_k1+beta0.4": (0.2, 0.2),
+    "bad+beta0.1": (0.55, 0.0), "bad+beta0.4": (0.2, 0.05), "prize+beta0.1": (0.56, 0.1), "prize+beta0.4": (0.25, 0.25),
 }  # fmt: skip
 
 
@@ -59,7 +60,8 @@ def make_study(root, name, variants=SWEPT, tasks=("t",), left_out=1, kl=None):
     """A study with all but its last runs done, and its records where the script looks; its own folder is answered. ``kl``: of
     each run, in place of what all of them log."""
     out, rng = root / "runs" / name, np.random.default_rng(0)
-    study = Study(name, variants={v: {} for v in variants}, evaluate={"tasks": list(tasks), "n": 8}, **PARTS)
+    settings = variants if isinstance(variants, dict) else {v: {} for v in variants}
+    study = Study(name, variants=settings, evaluate={"tasks": list(tasks), "n": 8}, **PARTS)
     open_folder(study, out)
     (out / "base").mkdir()
     write_whole(out / "base" / "start.json", json.dumps({"model": "m"}))
@@ -165,6 +167,54 @@ def test_a_page_says_who_lies_above_the_references_at_the_same_distance(tmp_path
     assert "at the same KL to the reference policy" in " ".join(capsys.readouterr().out.split())
     told = json.loads((folder / "frontier_distance.json").read_text())
     assert told[1]["above"]["8"] == pytest.approx(list(found["sage"].above[8]))
+
+
+def test_the_rules_speak_once_all_is_done_and_choose_as_written(tmp_path, script):
+    """Rule 2: the estimator with the highest gain over grpo_k3; rule 3: the guide whose gain over it has the highest lower
+    end."""
+    variants = ["grpo_k3+beta0.1", "grpo_k3+beta0.4", "grpo_k1+beta0.1", "grpo_k1+beta0.4",
+                "sage+beta0.1", "sage+beta0.4", "bad+beta0.1", "bad+beta0.4", "prize+beta0.1", "prize+beta0.4"]  # fmt: skip
+    settings = {v: {"guide": "branch"} if v.startswith(("sage", "bad")) else {} for v in variants}
+    for name, left_out in (("almost", 1), ("search", 0)):
+        folder = make_study(tmp_path, name, settings, left_out=left_out)
+    assert script("--root", tmp_path)[0] == 0
+    assert "What the rules say" not in (tmp_path / "docs" / "results" / "almost.md").read_text()
+    page = (tmp_path / "docs" / "results" / "search.md").read_text()
+    families = read_families(folder, "t")
+    over = {r: {f.family: f.gain for f in frontiers(families, r)} for r in ("grpo_k3", "grpo_k1")}
+    reference = "grpo_k1" if over["grpo_k3"]["grpo_k1"].mean > 0 else "grpo_k3"
+    assert reference == "grpo_k1", "it is the better one here: a rule that always took the first would be found out"
+    best = max(("sage", "bad"), key=lambda f: over[reference][f].low)
+    of_all = max(("sage", "bad", "prize"), key=lambda f: over[reference][f].low)
+    assert (best, of_all) == ("sage", "prize")
+    assert "Rule 2: the reference is `grpo_k1`." in page
+    assert re.search(r"Rule 3, of guides: the highest lower end has `sage`", page)
+    assert re.search(r"Rule 3, of all families.*: the highest lower end has `prize`", page)
+    arms = tables(page)[("variant", "pass@1 less grpo_k1's", "pass@8 less grpo_k1's", "better on both")]
+    assert set(arms) == {v for v in variants if not v.startswith("grpo_k1")}
+    plain = {p.variant: (p.x.mean(), p.y.mean()) for points in families.values() for p in points}
+    for variant, row in arms.items():
+        against = plain[f"grpo_k1+{variant.partition('+')[2]}"]
+        for cell, own, other in zip(list(row.values())[1:3], plain[variant], against):
+            assert numbers(cell)[0] == pytest.approx(own - other, abs=0.00051)
+
+
+SENTENCES = {  # its rates at both settings → what rule 4 says of it against grpo_k3's
+    r"`winner` moves the frontier, \+": ((0.5, 0.12), (0.2, 0.25)),
+    r"`winner`: no detectable difference, .*; one of 0\.\d+ could have been detected": ((0.6, 0.0), (0.2, 0.1)),
+    r"`winner` shares no range of pass@1 with the reference and is not judged": ((0.9, 0.8), (0.8, 0.9)),
+}
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_a_confirmation_moves_the_frontier_or_says_what_it_could_have_seen(tmp_path, script, monkeypatch, sentence):
+    for beta, rates in zip(("0.1", "0.4"), SENTENCES[sentence]):
+        monkeypatch.setitem(RATES, f"reference+beta{beta}", RATES[f"grpo_k3+beta{beta}"])
+        monkeypatch.setitem(RATES, f"winner+beta{beta}", rates)
+    variants = [f"{family}+beta{beta}" for family in ("reference", "winner") for beta in ("0.1", "0.4")]
+    make_study(tmp_path, "confirm", variants, left_out=0)
+    assert script("--root", tmp_path)[0] == 0
+    assert re.search(f"Rule 4: {sentence}", (tmp_path / "docs" / "results" / "confirm.md").read_text())
 
 
 def test_the_same_records_give_the_same_bytes_and_check_finds_what_differs(tmp_path, script):

@@ -2,6 +2,8 @@
 
 This is what an arm with a single setting can be held to, and where on the frontier a family's gain lies. Problems are drawn
 together for the point and the frontier, seeds for each by themselves; a point outside of the frontier's range is not judged.
+
+And arm against arm, at one setting: better on both, or not.
 """
 
 from dataclasses import dataclass
@@ -45,3 +47,38 @@ def matched(families: dict[str, list[Point]], reference: str, draws: int = DRAWS
         )
         for j, (family, p) in enumerate(points)
     ]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An arm less the reference's at the same setting of the sweep."""
+
+    variant: str
+    against: str
+    pass_1: Interval
+    pass_n: Interval
+
+    @property
+    def better_on_both(self) -> bool:
+        return self.pass_1.low > 0 and self.pass_n.low > 0
+
+
+def pairs(families: dict[str, list[Point]], reference: str, draws: int = DRAWS, seed: int = 0) -> list[Pair]:
+    """Every arm whose setting the reference has too; problems are drawn together for both, seeds for each by itself."""
+    again, found = drawn(families, draws, seed), []
+    at = {_setting(p.variant): j for j, p in enumerate(families[reference])}
+    for family, points in families.items():
+        for i, p in enumerate(points):
+            j = at.get(_setting(p.variant))
+            if family == reference or j is None:
+                continue
+            theirs = families[reference][j]
+            one, many = (interval(float(own.mean() - other.mean()), again[family][axis][:, i] - again[reference][axis][:, j])
+                         for axis, (own, other) in enumerate([(p.x, theirs.x), (p.y, theirs.y)]))  # fmt: skip
+            found.append(Pair(p.variant, theirs.variant, one, many))
+    return found
+
+
+def _setting(variant: str) -> str | None:
+    """What was swept, and its value: grpo+beta0.05 → beta0.05; None where nothing was."""
+    return variant.partition("+")[2] or None
