@@ -55,6 +55,11 @@ def test_each_row_has_its_own_reward(folder, tmp_path, way):
     assert asked
     assert (way == "in parts") == (max(asked) < 8)
     assert len(set(right.values())) == 2, "some are right and some are not"
-    logged = [x for entry in trainer.state.log_history for name, x in entry.items() if name.startswith("sage/q_")]
+    logged = [
+        x
+        for entry in trainer.state.log_history
+        for name, x in entry.items()
+        if name == "kl" or name.startswith("sage/q_")
+    ]
     assert logged
     assert all(map(math.isfinite, logged)), "q may be e⁴⁰⁰: the log says so in a number"

@@ -22,7 +22,7 @@ from sage_rlvr.analysis.records import read_record, training_of
 from sage_rlvr.analysis.scoring import ModelSource, Prompts, Reading, Text, read_texts, source_of
 from sage_rlvr.analysis.shards import digest, read_shards, sweep, write_shard
 from sage_rlvr.analysis.verdicts import rows as judged_rows
-from sage_rlvr.anchor import Guide, Signals, anchor_penalty, make_guide, told
+from sage_rlvr.anchor import Guide, Signals, anchor_penalty, make_guide, tellable
 from sage_rlvr.errors import UserError
 from sage_rlvr.models import write_whole
 from sage_rlvr.models.loading import is_adapter
@@ -182,7 +182,7 @@ def _row(
         rewards=torch.tensor([float(sample["right"])]),
     )
     log_q = guide(signals) if guide else torch.zeros_like(signals.logps)
-    penalty = anchor_penalty(signals.logps, signals.ref_logps, log_q.clamp(max=60), "k3")
+    penalty = anchor_penalty(signals.logps, signals.ref_logps, tellable(log_q), "k3")
     return {k: sample[k] for k in (*_KEY, "right", "digest")} | {
         "checkpoint": point.label,
         "step": point.step,
@@ -190,7 +190,7 @@ def _row(
         "logps": own.logps.tolist(),
         "ref_logps": ref.logps.tolist(),
         "entropies": own.entropies.tolist(),
-        "q": told(log_q[0]).tolist(),
+        "q": tellable(log_q[0]).exp().tolist(),
         "penalty": penalty[0].tolist(),
     }
 

@@ -9,7 +9,7 @@ from sage_rlvr.anchor.guides import (
     TokenGuide,
     make_guide,
     register_guide,
-    told,
+    tellable,
 )
 from sage_rlvr.anchor.penalty import ESTIMATORS, anchor_penalty, anchor_reward
 from sage_rlvr.anchor.relative import BranchQuantileGuide, TemperedQuantileGuide
@@ -32,5 +32,5 @@ __all__ = [
     "anchor_reward",
     "make_guide",
     "register_guide",
-    "told",
+    "tellable",
 ]

@@ -131,9 +131,9 @@ def _checked(s: Signals, guide: Guide) -> Signals:
     return replace(s, mask=mask, **clean)
 
 
-def told(log_q: Tensor) -> Tensor:
-    """q for a log or a page: where it is more than e⁶⁰, which a strong bonus may be, e⁶⁰, so that means stay finite."""
-    return log_q.clamp(max=60).exp()
+def tellable(log_q: Tensor) -> Tensor:
+    """log q for a log or a page, 60 at most: the mean of exp of it is finite, however strong the bonus."""
+    return log_q.clamp(max=60)
 
 
 # ---- the registry --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from sage_rlvr.anchor import told
+from sage_rlvr.anchor import tellable
 
 
 @torch.no_grad()
@@ -39,7 +39,7 @@ def step(
     if penalty is not None:
         columns["kl"] = _total(penalty, on)
     if log_q is not None:
-        columns["sage/q_mean"] = _total(told(log_q), on)
+        columns["sage/q_mean"] = _total(tellable(log_q).exp(), on)
         columns["sage/active"] = _total((log_q != 0).float(), on)
     sums = len(columns)
     counted = entropies[on].float()
@@ -47,7 +47,7 @@ def step(
     levels = torch.tensor([0.8, 0.95], device=mask.device)
     columns["entropy_q80"], columns["entropy_q95"] = torch.quantile(counted, levels) if some else levels * torch.nan
     if log_q is not None:
-        q = told(log_q[on])
+        q = tellable(log_q[on]).exp()
         columns["sage/q_min"], columns["sage/q_max"] = (q.min(), q.max()) if some else (levels[0] * torch.nan,) * 2
     everyone = accelerator.gather(torch.stack(list(columns.values()))[None])  # (W, columns)
     total = everyone.double().sum(0)

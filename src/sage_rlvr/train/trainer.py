@@ -21,7 +21,7 @@ from trl.trainer import grpo_trainer
 from trl.trainer import utils as trl_utils
 from trl.trainer.utils import add_fused_lm_head
 
-from sage_rlvr.anchor import Signals, anchor_penalty, anchor_reward, noise
+from sage_rlvr.anchor import Signals, anchor_penalty, anchor_reward, noise, tellable
 from sage_rlvr.errors import UserError
 from sage_rlvr.head import Head, covers, in_place
 from sage_rlvr.train import measure, microbatches, packing, rollouts
@@ -366,9 +366,10 @@ class SAGETrainer(GeneratingTrainer):
         penalty = None
         if self.estimator not in IN_TRL and self.beta != 0:
             log_q = lens.log_q if lens.log_q is not None else torch.zeros_like(lens.ref)
-            in_reward = self.estimator == "k1-reward"  # then k3 toward the anchor is shown, not trained on
-            penalty = anchor_penalty(lens.logps, lens.ref, log_q, "k3" if in_reward else self.estimator)  # type: ignore[arg-type]
-            if not in_reward:
+            if self.estimator == "k1-reward":  # k3 toward the anchor is shown, not trained on
+                penalty = anchor_penalty(lens.logps, lens.ref, tellable(log_q), "k3")  # type: ignore[arg-type]
+            else:
+                penalty = anchor_penalty(lens.logps, lens.ref, log_q, self.estimator)  # type: ignore[arg-type]
                 loss = loss + self.beta * self._aggregate(penalty, lens.mask, inputs)
         self.check_finite({"loss": loss.detach()[None, None]}, torch.ones(1, 1, device=loss.device))
         found = (lens.logps, lens.entropies, lens.ref, lens.log_q, penalty, lens.mask)

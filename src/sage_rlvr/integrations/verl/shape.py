@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sage_rlvr.anchor import Guide, Signals, told
+from sage_rlvr.anchor import Guide, Signals, tellable
 from sage_rlvr.errors import UserError
 
 PADDING_ROW = -1  # verl's synthetic rows count no token
@@ -69,9 +69,9 @@ def measure(logps: Tensor, ref: Tensor, log_q: Tensor | None, mask: Tensor) -> d
     if log_q is None:
         return out
     shape = log_q[on]
-    shaped, q = ratio + shape, told(shape)
+    shaped, q = ratio + shape, tellable(shape).exp()
     out |= {
-        "sage/kl": _mean(told(shaped) - shaped - 1, count),
+        "sage/kl": _mean(tellable(shaped).exp() - shaped - 1, count),
         "sage/pseudo_kl": _mean(-shaped, count),
         "sage/q_mean": _mean(q, count),
         "sage/active": _mean(shape != 0, count),
