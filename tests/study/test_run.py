@@ -173,6 +173,21 @@ def test_one_more_starts_only_when_it_is_admitted(tmp_path, monkeypatch):
     assert 2 in told
 
 
+def test_what_took_longest_at_other_seeds_goes_first_within_its_own(tmp_path, monkeypatch):
+    file, out = tmp_path / "small.yaml", tmp_path / "out"
+    variants = {name: {} for name in ("quick", "new", "slow", "slower")}
+    file.write_text(yaml.safe_dump(SMALL | {"variants": variants, "seeds": [5, 1, 2]}))
+    for run, seconds in {"quick-s5": 10, "slow-s5": 20, "slower-s5": 5, "slower-s1": 30}.items():
+        (out / run).mkdir(parents=True)
+        done = {"state": "done", "stage": "eval", "pid": 1, "started": 100.0, "updated": 100.0 + seconds}
+        (out / run / study_run.STATUS).write_text(json.dumps(done))
+    asked = []
+    monkeypatch.setattr(study_run, "_run", lambda study, out, runs, *rest: asked.append(runs) or [])
+    study_run.run_study(file, out, jobs=12)
+    order = ["new-s5", "slow-s1", "quick-s1", "new-s1", "slower-s2", "slow-s2", "quick-s2", "new-s2"]
+    assert asked == [["base"], order]
+
+
 # ---- a training that shares its process with vLLM ------------------------------------------------------------------
 
 LEAVES_TRACES = """

@@ -42,13 +42,15 @@ def run_study(
     only: str = "*",
     admit: Callable[[int], bool] | None = None,
 ) -> tuple[Study, list[str]]:
-    """Runs what is missing, seed by seed, so that a study cut short has every variant at the seeds it has; answers the study
-    and the runs that failed. ``watch`` is called about twice a second; ``only`` is a pattern of runs, as in "grpo*-s0";
-    ``admit``, told how many run already, says whether one more may start now."""
+    """Runs what is missing, seed by seed, so that a study cut short has every variant at the seeds it has, and within a seed
+    those first that took longest at others, so that none is left alone at the end; answers the study and the runs that
+    failed. ``watch`` is called about twice a second; ``only`` is a pattern of runs, as in "grpo*-s0"; ``admit``, told how many
+    run already, says whether one more may start now."""
     study, out = load_study(source), Path(out)
     open_folder(study, out)
     jobs = jobs or default_jobs()
-    order = sorted(study.runs()[1:], key=lambda run: study.seeds.index(study.variant_of(run)[1]))
+    took = _took(study, out)
+    order = sorted(study.runs()[1:], key=lambda run: _turn(study, run, took))
     missing = _unfinished(out, [run for run in order if fnmatch(run, only)])
     warm = Warm(_environment(jobs)) if len(missing) > jobs else None  # it imports while the base is made
     try:
@@ -59,6 +61,22 @@ def run_study(
         if warm is not None:
             warm.close()
     return study, failed
+
+
+def _took(study: Study, out: Path) -> dict[str, float]:
+    """variant → seconds of the longest of its finished runs."""
+    took: dict[str, float] = {}
+    for run in study.runs()[1:]:
+        status = status_of(out, run)
+        if status["state"] == "done" and {"started", "updated"} <= set(status):
+            variant = study.variant_of(run)[0]
+            took[variant] = max(took.get(variant, 0.0), status["updated"] - status["started"])
+    return took
+
+
+def _turn(study: Study, run: str, took: dict[str, float]) -> tuple[int, float]:
+    variant, seed = study.variant_of(run)
+    return study.seeds.index(seed), -took.get(variant, 0.0)
 
 
 def _unfinished(out: Path, runs: list[str]) -> list[str]:
