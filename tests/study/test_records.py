@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import runpy
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ from sage_rlvr.study import job
 from sage_rlvr.study.frontier import read_families
 from sage_rlvr.study.job import STATUS, start_model
 from sage_rlvr.study.plan import Study, load_study, open_folder, read_folder
-from sage_rlvr.study.records import RUNS, pack, unpack
+from sage_rlvr.study.records import BASE, RUNS, pack, unpack
 from sage_rlvr.study.run import finished_runs, run_study, status_of
 from sage_rlvr.study.support import support_rows, training_curves
 from sage_rlvr.study.table import as_json, study_rows
@@ -116,7 +117,11 @@ def test_records_add_up_and_come_back_as_they_were(folder, tmp_path):
     assert unpack([tmp_path / "second"], folder) == ["sage+beta0.4-s1"], "what is done here stays"
     time.sleep(0.01)
     pack(tmp_path / "there", tmp_path / "third")
-    assert (tmp_path / "third" / RUNS).read_bytes() == (tmp_path / "second" / RUNS).read_bytes()
+    for file in Path(start_model(tmp_path / "there")).iterdir():
+        os.utime(file, (1.0, 2.0))
+    pack(tmp_path / "there", tmp_path / "fourth")
+    for name in (RUNS, BASE):
+        assert len({(tmp_path / place / name).read_bytes() for place in ("second", "third", "fourth")}) == 1
 
 
 def test_a_study_that_has_grown_takes_the_records_of_its_smaller_self(folder, tmp_path):

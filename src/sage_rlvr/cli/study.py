@@ -29,7 +29,11 @@ DEMO = Verb(
 
 def _study_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument(
-        "what", choices=["run", "status", "table", "frontier", "report", "list"], help="run a study, or look at one"
+        "what",
+        choices=["run", "status", "table", "frontier", "report", "list"],
+        help="run: what is missing of a study; status: where its runs stand; table: pass@k of every variant; frontier: who has "
+        "more pass@n at the same pass@1, and at the same distance from the reference, over a sweep; report: the page; list: "
+        "the packaged studies",
     )
     p.add_argument("target", nargs="?", help="run: a study file or a packaged name; else: the study's folder")
     p.add_argument(
