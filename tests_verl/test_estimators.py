@@ -1,10 +1,13 @@
 """verl's own KL functions, fed with the shaped reference, against anchor_penalty and anchor_reward on the same tensors."""
 
+import math
+
 import pytest
 import torch
 from verl.trainer.ppo.core_algos import kl_penalty
 
 from sage_rlvr.anchor import anchor_penalty
+from sage_rlvr.integrations.verl import shape
 from sage_rlvr.integrations.verl.options import VERL_LOSS
 
 torch.manual_seed(0)
@@ -52,3 +55,14 @@ def test_off_policy_verls_k3_plus_lacks_the_ratio_and_nothing_else():
     _, ours = value_and_gradient(lambda x: anchor_penalty(x, REF, LOG_Q, "k3+", old_logps=old))
     torch.testing.assert_close(ours, theirs * (LOGPS - old).exp(), rtol=1e-9, atol=1e-12)
     assert (ours - theirs).abs().max() > 0.1
+
+
+def test_a_bonus_as_strong_as_the_reward_is_told_in_numbers():
+    """A q of e⁴⁰⁰ on one token: means stay finite, and what q does not touch is as it was."""
+    logps, ref, mask = torch.full((2, 3), -1.0), torch.full((2, 3), -1.5), torch.ones(2, 3)
+    log_q = torch.zeros(2, 3)
+    log_q[0, 1] = 400.0
+    told, plain = shape.measure(logps, ref, log_q, mask), shape.measure(logps, ref, torch.zeros(2, 3), mask)
+    assert all(map(math.isfinite, told.values()))
+    assert told["sage/q_max"] > 1e20
+    assert (told["sage/kl_ref"], told["sage/q_min"]) == (plain["sage/kl_ref"], 1.0)

@@ -1,6 +1,7 @@
 """Token traces against one text at a time through full logits, in float64."""
 
 import json
+import math
 
 import pyarrow.parquet as pq
 import pytest
@@ -93,6 +94,15 @@ def test_another_guide_does_not_share_the_folder(tmp_path, base, trained):
         trace(run, [trained], limit=1, per_problem=1, guide_args={"ratio": 0.9})
     other = trace(run, [trained], limit=1, per_problem=1, guide="none", out=tmp_path / "other")
     assert all(q == 1.0 for r in rows_of(other.folder) for q in r["q"])
+
+
+def test_a_bonus_as_strong_as_the_reward_is_told_in_numbers(tmp_path, base, trained):
+    run = make_run(tmp_path / "eval", base, make_samples(base, 2), trained)
+    strong = {"kappa": 83.0, "source": "policy"}
+    rows = rows_of(trace(run, [trained], guide="verified", guide_args=strong).folder)
+    told = [x for r in rows for name in ("q", "penalty") for x in r[name]]
+    assert max(told) > 1e20, "some q is far beyond what a float holds"
+    assert all(map(math.isfinite, told))
 
 
 def test_other_samples_under_the_same_keys_are_refused(tmp_path, base, trained):

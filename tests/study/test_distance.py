@@ -74,6 +74,20 @@ def test_too_few_references_are_no_curve():
     assert excesses(on_the_curve("ref", (0.01, 0.05, 0.1, 0.2)), ["ref"]) == []  # a cubic goes through any four heights
 
 
+def test_the_interval_is_over_problems_too():
+    """Seeds are alike; the family's height differs between problems by 0.1: a drawn mean has a spread of 0.1/√problems."""
+    problems, rng = 100, np.random.default_rng(0)
+    uneven = 0.1 * rng.standard_normal(problems)
+    sage = [
+        Run(r.family, r.variant, r.kl, {k: y + uneven for k, y in r.passes.items()})
+        for r in on_the_curve("sage", (0.02, 0.1), problems=problems)
+    ]
+    runs = [*on_the_curve("ref", (0.01, 0.03, 0.06, 0.1, 0.2), problems=problems), *sage]
+    above = excesses(runs, ["ref"], draws=4000)[1].above[8]
+    assert above.mean == pytest.approx(uneven.mean())
+    assert (above.high - above.low) / (2 * 1.96) == pytest.approx(uneven.std() / problems**0.5, rel=0.1)
+
+
 def test_the_interval_covers_the_truth_and_is_narrow_enough_to_be_of_use():
     """100 studies: 5 seeds, 100 problems that differ much in difficulty. A true excess of 0.02 lies in it about as often as
     it says, and 0 does not."""

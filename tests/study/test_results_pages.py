@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sage_rlvr.metrics import Interval
 from sage_rlvr.models import write_whole
 from sage_rlvr.study.distance import excesses, read_runs
-from sage_rlvr.study.frontier import frontiers, read_families
+from sage_rlvr.study.frontier import Frontier, Point, frontiers, read_families
 from sage_rlvr.study.job import STATUS
 from sage_rlvr.study.page import show_frontier
 from sage_rlvr.study.plan import Study, open_folder
@@ -197,6 +198,27 @@ def test_the_rules_speak_once_all_is_done_and_choose_as_written(tmp_path, script
         against = plain[f"grpo_k1+{variant.partition('+')[2]}"]
         for cell, own, other in zip(list(row.values())[1:3], plain[variant], against):
             assert numbers(cell)[0] == pytest.approx(own - other, abs=0.00051)
+
+
+def test_rule_3_takes_the_highest_lower_end_and_does_without_guides(tmp_path):
+    """A wild guide has the higher mean and the lower end below 0; a study without guides names the best of all alone."""
+    script = runpy.run_path(str(SCRIPT))
+    flat = {
+        f: [Point(f"{f}+beta0.1", np.full((2, 4), 0.2), np.full((2, 4), 0.5))] for f in ("grpo_k3", "wild", "steady")
+    }
+
+    def said(guide):
+        gains = {"grpo_k3": None, "wild": Interval(0.05, -0.1, 0.2), "steady": Interval(0.02, 0.01, 0.03)}
+        found = {f: Frontier(f, {}, [], None, None, gain) for f, gain in gains.items()}
+        variants = {f"{f}+beta0.1": {"guide": guide} for f in ("wild", "steady")}
+        page = script["Page"]("search", tmp_path / "search")
+        study = Study("search", variants=variants, evaluate={"tasks": ["t"]}, **PARTS)
+        script["rules_part"](page, study, flat, {"grpo_k3": found}, 8)
+        return "\n".join(page.text)
+
+    assert "Rule 3, of guides: the highest lower end has `steady`" in said("branch")
+    assert "of guides" not in said("none")
+    assert re.search(r"Rule 3, of all families.* has `steady`", said("none"))
 
 
 SENTENCES = {  # its rates at both settings → what rule 4 says of it against grpo_k3's

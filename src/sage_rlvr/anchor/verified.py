@@ -14,7 +14,7 @@ over. κ = w/β then makes the bonus w·surprisal at every β.
 
 from torch import Tensor
 
-from sage_rlvr.anchor.guides import Guide, Signals, register_guide
+from sage_rlvr.anchor.guides import Guide, Signals, _choice, register_guide
 from sage_rlvr.errors import UserError
 
 _LOOKS_AT = {"reference": ("ref_logps", "ref_entropies"), "policy": ("logps", "entropies")}
@@ -32,8 +32,7 @@ class VerifiedGuide(Guide):
     needs = frozenset({"rewards"})
 
     def __init__(self, kappa: float = 0.5, level: bool = False, source: str = "reference"):
-        if source not in _LOOKS_AT:
-            raise UserError(f"source={source!r} is unknown; choose one of {', '.join(_LOOKS_AT)}.")
+        _choice("source", source, tuple(_LOOKS_AT))
         if kappa <= 0 or (kappa > 1 and source == "reference"):
             raise UserError(
                 f"kappa={kappa} must lie in (0, 1]: at 1 all right answers are equally likely at the optimum. "
