@@ -1,9 +1,11 @@
 """Heights above the references' curve, against curves that are known, numpy's own fit, and studies drawn again and again."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from sage_rlvr.study.distance import Run, curve_at, excesses
+from sage_rlvr.study.distance import Run, curve_at, excesses, like_for_like
 
 
 def cubic(kl, k):
@@ -11,14 +13,14 @@ def cubic(kl, k):
     return 0.1 + 0.3 * root - 0.2 * root**3 if k == 1 else 0.99 - 0.9 * root**2
 
 
-def on_the_curve(family, kls, seeds=3, shift=None, problems=6, spread=0.0):
+def on_the_curve(family, kls, seeds=3, shift=None, problems=6, spread=0.0, estimator="k3"):
     """An arm a KL; its seeds lie a little apart, on the curve lifted by ``shift`` {k: by how much}."""
     shift = shift or {}
     runs = []
     for variant in kls:
         for kl in variant * (1 + spread * np.arange(seeds)):
             height = {k: np.full(problems, cubic(kl, k) + shift.get(k, 0)) for k in (1, 8)}
-            runs.append(Run(family, f"{family}+{variant}", kl, height))
+            runs.append(Run(family, f"{family}+{variant}", estimator, kl, height))
     return runs
 
 
@@ -42,7 +44,7 @@ def test_what_lies_on_the_curve_has_no_excess_and_what_lies_above_has_its_height
 def test_the_curve_is_numpys_fit_through_the_references_alone():
     rng = np.random.default_rng(0)
     runs = [
-        Run(family, f"{family}{i // 4}", 0.01 + 0.2 * rng.random(), {4: rng.random(10)})
+        Run(family, f"{family}{i // 4}", "k3", 0.01 + 0.2 * rng.random(), {4: rng.random(10)})
         for family in ("ref", "sage")
         for i in range(20)
     ]
@@ -55,7 +57,7 @@ def test_the_curve_is_numpys_fit_through_the_references_alone():
     assert sage.above[4].mean == pytest.approx(
         np.mean([r.passes[4].mean() - np.polyval(fit, r.kl**0.5) for r in judged])
     )
-    assert curve_at(runs, ["ref"], 4, np.array([0.04])) == pytest.approx(np.polyval(fit, 0.2))
+    assert curve_at(own, 4, np.array([0.04])) == pytest.approx(np.polyval(fit, 0.2))
 
 
 def test_runs_beyond_the_references_are_not_judged():
@@ -79,7 +81,7 @@ def test_the_interval_is_over_problems_too():
     problems, rng = 100, np.random.default_rng(0)
     uneven = 0.1 * rng.standard_normal(problems)
     sage = [
-        Run(r.family, r.variant, r.kl, {k: y + uneven for k, y in r.passes.items()})
+        replace(r, passes={k: y + uneven for k, y in r.passes.items()})
         for r in on_the_curve("sage", (0.02, 0.1), problems=problems)
     ]
     runs = [*on_the_curve("ref", (0.01, 0.03, 0.06, 0.1, 0.2), problems=problems), *sage]
@@ -99,7 +101,7 @@ def test_the_interval_covers_the_truth_and_is_narrow_enough_to_be_of_use():
             for _ in range(5):
                 at, seed = kl * (1 + 0.05 * rng.standard_normal()), 0.005 * rng.standard_normal()
                 height = cubic(at, 8) + shift + seed + ease + 0.05 * rng.standard_normal(100)
-                runs.append(Run(name, f"{name}{kl}", at, {8: height}))
+                runs.append(Run(name, f"{name}{kl}", "k3", at, {8: height}))
         return runs
 
     held = without_0 = 0
@@ -111,3 +113,34 @@ def test_the_interval_covers_the_truth_and_is_narrow_enough_to_be_of_use():
         without_0 += above.low > 0
     assert 85 <= held <= 100
     assert without_0 >= 95
+
+
+def test_a_family_is_held_to_the_references_that_share_its_estimator():
+    """The curve of k1 lies 0.02 above that of k3: so does a family with k1, which is another β all the same."""
+    five = (0.01, 0.03, 0.06, 0.12, 0.2)
+    runs = [
+        *on_the_curve("a", five, estimator="k3"),
+        *on_the_curve("b", five, estimator="k1", shift={8: 0.02}),
+        *on_the_curve("another beta", (0.02, 0.1), estimator="k1", shift={8: 0.02}),
+        *on_the_curve("better", (0.02, 0.1), estimator="k1", shift={8: 0.05}),
+        *on_the_curve("plain", (0.02, 0.1), estimator="k3"),
+        *on_the_curve("alone", (0.02, 0.1), estimator="forward", shift={8: 0.01}),  # halfway: on the curve of both
+    ]
+    found = {f.family: f for f in like_for_like(runs, ["a", "b"])}
+    assert {name: f.against for name, f in found.items()} == {
+        "another beta": ("b",), "better": ("b",), "plain": ("a",), "alone": ("a", "b"),
+    }  # fmt: skip
+    assert [f.above[8].mean for f in found.values()] == pytest.approx([0, 0.03, 0, 0], abs=1e-9)
+    pooled = {f.family: f.above[8].mean for f in excesses(runs, ["a", "b"], draws=2)}
+    assert pooled["another beta"] == pytest.approx(0.01), "one curve for both would call it better"
+
+
+def test_too_few_references_of_an_estimator_are_held_to_all():
+    runs = [
+        *on_the_curve("a", (0.01, 0.03, 0.06, 0.12, 0.2)),
+        *on_the_curve("b", (0.02, 0.1), estimator="k1"),
+        *on_the_curve("sage", (0.05,), estimator="k1"),
+    ]
+    (sage,) = like_for_like(runs, ["a", "b"])
+    assert sage.against == ("a", "b")
+    assert like_for_like(runs[15:], ["b"]) == []

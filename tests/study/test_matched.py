@@ -30,6 +30,18 @@ def test_gains_at_the_same_pass_at_1():
     assert gains["grpo+beta0.1"] is None
 
 
+def test_a_point_that_draws_put_outside_of_the_frontier_is_not_judged():
+    """Inside by its mean, 0.01 from the frontier's end; seeds differ by ±0.1, so every second draw lies beyond."""
+    seeds = np.array([-0.1, 0.1])[:, None] + np.zeros((2, 8))
+    near, far = (
+        Point(v, x + seeds * spread, np.full((2, 8), 0.6)) for v, x, spread in [("near", 0.29, 1), ("far", 0.29, 0)]
+    )
+    families = {"grpo": FAMILIES["grpo"], "near": [near], "far": [far]}
+    gains = {m.family: m.gain for m in matched(families, "grpo", draws=200)}
+    assert gains["near"] is None
+    assert gains["far"] == pytest.approx((0.6 - 0.52,) * 3)
+
+
 def test_the_interval_is_over_seeds_and_problems():
     """Seeds that differ by ±0.1 in pass@n, 4 of them: a drawn mean has a spread of 0.1/√4."""
     rng = np.random.default_rng(0)
@@ -47,10 +59,11 @@ def test_the_interval_is_over_seeds_and_problems():
 
 
 def test_arm_against_arm_at_the_same_setting():
-    """Seeds that differ by ±0.1, 4 of them, on one side: the difference has a spread of 0.1/√4; what problems share cancels."""
+    """Seeds that differ by ±0.1, 40 of them, on one side: the difference has a spread of 0.1/√40; what problems share cancels.
+    Two settings: 97.5% each, ±2.24 of it."""
     rng = np.random.default_rng(0)
-    skill, seeds = 0.3 * rng.standard_normal(50), np.array([-0.1, -0.1, 0.1, 0.1])[:, None]
-    still = np.zeros((4, 50)) + skill
+    skill, seeds = 0.3 * rng.standard_normal(50), np.tile([-0.1, 0.1], 20)[:, None]
+    still = np.zeros((40, 50)) + skill
     families = {
         "grpo": [Point("grpo+beta0.1", still + 0.1, still + 0.5), Point("grpo+beta0.2", still, still)],
         "sage": [Point("sage+beta0.1", still + 0.3, still + 0.6 + seeds), Point("sage+beta0.9", still, still)],
@@ -60,7 +73,7 @@ def test_arm_against_arm_at_the_same_setting():
     assert (pair.variant, pair.against) == ("sage+beta0.1", "grpo+beta0.1")
     assert pair.pass_1 == pytest.approx((0.2, 0.2, 0.2))
     assert pair.pass_n.mean == pytest.approx(0.1)
-    assert (pair.pass_n.high - pair.pass_n.low) / (2 * 1.96) == pytest.approx(0.05, rel=0.15)
+    assert (pair.pass_n.high - pair.pass_n.low) / (2 * 2.24) == pytest.approx(0.1 / 40**0.5, rel=0.08)
     both = {lows: Pair("a", "b", Interval(1, lows[0], 2), Interval(1, lows[1], 2)).better_on_both
             for lows in [(0.1, 0.1), (0.1, 0.0), (-0.1, 0.1)]}  # fmt: skip
     assert list(both.values()) == [True, False, False]

@@ -132,10 +132,30 @@ def test_a_study_that_has_grown_takes_the_records_of_its_smaller_self(folder, tm
     assert read_folder(tmp_path / "there") == grown
     assert len(finished_runs(tmp_path / "there")) == 8
     open_folder(study(variants={"other": {}}), tmp_path / "stranger")
-    with pytest.raises(UserError, match="holds a study whose variants differs"):
+    with pytest.raises(UserError, match="other settings"):
         open_folder(study(variants=VARIANTS | {"sage+beta0.1": {"beta": 1}}), tmp_path / "there")
     with pytest.raises(UserError, match="holds no records of a study"):
         unpack([tmp_path / "there"], tmp_path / "x")
+
+
+def test_a_template_filled_in_goes_on_from_its_base(tmp_path):
+    """As studies/confirm.yaml: the base is made and recorded before it is known which variants will run from it."""
+    template, filled = study(variants={"winner": {"beta": 1}}), study(variants={"winner": {"beta": 2}, "third": {}})
+    open_folder(template, tmp_path / "study")
+    finish(tmp_path / "study", "base", np.random.default_rng(0), 0.1)
+    write_whole(tmp_path / "study" / "base" / "start.json", json.dumps({"model": "m"}))
+    pack(tmp_path / "study", tmp_path / "records")
+    unpack([tmp_path / "records"], tmp_path / "there")
+    open_folder(filled, tmp_path / "there")
+    assert read_folder(tmp_path / "there") == filled
+    assert list(finished_runs(tmp_path / "there")) == ["base"]
+    finish(tmp_path / "there", "winner-s0", np.random.default_rng(0), 0.1)
+    with pytest.raises(UserError, match=r"winner-s0, which has other settings \(beta\)"):
+        open_folder(template, tmp_path / "there")
+    pack(tmp_path / "there", tmp_path / "more")
+    open_folder(template, tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="the run winner-s0 was made with other settings"):
+        unpack([tmp_path / "more"], tmp_path / "elsewhere")
 
 
 def test_support_and_curves(folder):

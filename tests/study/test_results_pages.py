@@ -158,12 +158,11 @@ def test_a_page_says_who_lies_above_the_references_at_the_same_distance(tmp_path
     assert script("--root", tmp_path)[0] == 0
     assert "docs/img/results/swept-t-distance.svg" in made_in(tmp_path)
     shown = tables((tmp_path / "docs" / "results" / "swept.md").read_text())[
-        ("family", "runs", "KL", "pass@1", "pass@8")
+        ("family", "curve of", "runs", "KL", "pass@1", "pass@8")
     ]
-    assert list(shown) == ["grpo_k3", "sage"]
-    for family, f in found.items():
-        for k, above in f.above.items():
-            assert numbers(shown[family][f"pass@{k}"]) == pytest.approx(list(above), abs=0.00051)
+    assert {family: row["curve of"] for family, row in shown.items()} == {"sage": "grpo_k3"}
+    for k, above in found["sage"].above.items():
+        assert numbers(shown["sage"][f"pass@{k}"]) == pytest.approx(list(above), abs=0.00051)
     show_frontier(folder, "grpo_k3")  # the same by command
     assert "at the same KL to the reference policy" in " ".join(capsys.readouterr().out.split())
     told = json.loads((folder / "frontier_distance.json").read_text())
@@ -172,7 +171,7 @@ def test_a_page_says_who_lies_above_the_references_at_the_same_distance(tmp_path
 
 def test_the_rules_speak_once_all_is_done_and_choose_as_written(tmp_path, script):
     """Rule 2: the estimator with the highest gain over grpo_k3; rule 3: the guide whose gain over it has the highest lower
-    end."""
+    end; and of all families the highest gain."""
     variants = ["grpo_k3+beta0.1", "grpo_k3+beta0.4", "grpo_k1+beta0.1", "grpo_k1+beta0.4",
                 "sage+beta0.1", "sage+beta0.4", "bad+beta0.1", "bad+beta0.4", "prize+beta0.1", "prize+beta0.4"]  # fmt: skip
     settings = {v: {"guide": "branch"} if v.startswith(("sage", "bad")) else {} for v in variants}
@@ -186,11 +185,11 @@ def test_the_rules_speak_once_all_is_done_and_choose_as_written(tmp_path, script
     reference = "grpo_k1" if over["grpo_k3"]["grpo_k1"].mean > 0 else "grpo_k3"
     assert reference == "grpo_k1", "it is the better one here: a rule that always took the first would be found out"
     best = max(("sage", "bad"), key=lambda f: over[reference][f].low)
-    of_all = max(("sage", "bad", "prize"), key=lambda f: over[reference][f].low)
+    of_all = max(("sage", "bad", "prize"), key=lambda f: over[reference][f].mean)
     assert (best, of_all) == ("sage", "prize")
     assert "Rule 2: the reference is `grpo_k1`." in page
-    assert re.search(r"Rule 3, of guides: the highest lower end has `sage`", page)
-    assert re.search(r"Rule 3, of all families.*: the highest lower end has `prize`", page)
+    assert "Rule 3: of the guides the highest lower end has `sage`" in page
+    assert re.search(r"Of all families.* the highest gain has `prize`", page)
     arms = tables(page)[("variant", "pass@1 less grpo_k1's", "pass@8 less grpo_k1's", "better on both")]
     assert set(arms) == {v for v in variants if not v.startswith("grpo_k1")}
     plain = {p.variant: (p.x.mean(), p.y.mean()) for points in families.values() for p in points}
@@ -216,14 +215,18 @@ def test_rule_3_takes_the_highest_lower_end_and_does_without_guides(tmp_path):
         script["rules_part"](page, study, flat, {"grpo_k3": found}, 8)
         return "\n".join(page.text)
 
-    assert "Rule 3, of guides: the highest lower end has `steady`" in said("branch")
-    assert "of guides" not in said("none")
-    assert re.search(r"Rule 3, of all families.* has `steady`", said("none"))
+    assert "Rule 3: of the guides the highest lower end has `steady`" in said("branch")
+    assert re.search(r"Of all families.* the highest gain has `wild`", said("branch"))
+    assert "of the guides" not in said("none")
+    assert re.search(r"Of all families.* the highest gain has `wild`", said("none"))
 
 
 SENTENCES = {  # its rates at both settings → what rule 4 says of it against grpo_k3's
     r"`winner` moves the frontier, \+": ((0.5, 0.12), (0.2, 0.25)),
-    r"`winner`: no detectable difference, .*; one of 0\.\d+ could have been detected": ((0.6, 0.0), (0.2, 0.1)),
+    r"`winner`: no detectable difference, .*; one of 0\.\d+ would have been found four times in five": (
+        (0.6, 0.0),
+        (0.2, 0.1),
+    ),
     r"`winner` shares no range of pass@1 with the reference and is not judged": ((0.9, 0.8), (0.8, 0.9)),
 }
 
@@ -237,6 +240,34 @@ def test_a_confirmation_moves_the_frontier_or_says_what_it_could_have_seen(tmp_p
     make_study(tmp_path, "confirm", variants, left_out=0)
     assert script("--root", tmp_path)[0] == 0
     assert re.search(f"Rule 4: {sentence}", (tmp_path / "docs" / "results" / "confirm.md").read_text())
+
+
+def test_rule_4_tells_below_from_undecided_and_how_much_it_could_have_seen():
+    script, families = runpy.run_path(str(SCRIPT)), {"a": [None, None], "one": [None]}
+
+    def said(family, *gain):
+        return script["_verdict"](Frontier(family, {}, [], None, None, Interval(*gain)), families)
+
+    assert "`a` lies below the frontier, -0.030" in said("a", -0.03, -0.05, -0.01)
+    assert "`one` has one setting" in said("one", 0.03, 0.01, 0.05)
+    found = np.random.default_rng(0).normal(1 + 0.84 / 1.96, 1 / 1.96, 100_000) > 1  # half-width 1, a true one of 1.43
+    assert found.mean() == pytest.approx(0.8, abs=0.01)
+    assert "one of 0.029 would have been found four times in five" in said("a", 0.0, -0.02, 0.02)
+
+
+def test_a_confirmation_has_its_verdicts_with_other_estimators_beside_it(tmp_path, script, monkeypatch):
+    for beta in ("0.1", "0.4"):
+        monkeypatch.setitem(RATES, f"reference+beta{beta}", RATES[f"grpo_k3+beta{beta}"])
+        monkeypatch.setitem(RATES, f"winner+beta{beta}", RATES[f"prize+beta{beta}"])
+    families = {"reference": {}, "winner": {"guide": "branch"}, "prize": {}, "grpo_k1": {"seeds": [1]}}
+    make_study(
+        tmp_path, "confirm", {f"{f}+beta{b}": s for f, s in families.items() for b in ("0.1", "0.4")}, left_out=0
+    )
+    assert script("--root", tmp_path)[0] == 0
+    page = (tmp_path / "docs" / "results" / "confirm.md").read_text()
+    assert re.findall(r"Rule (\d): `(\w+)`", page) == [("4", "winner"), ("4", "prize")]
+    assert "8 variants at seeds 0, 1; grpo_k1 at 1." in page
+    assert "gain over reference | gain over grpo_k1 |" in page
 
 
 def test_the_same_records_give_the_same_bytes_and_check_finds_what_differs(tmp_path, script):

@@ -100,6 +100,7 @@ def test_variants_lie_over_shared_settings_and_recipes(study_file):
     assert study.runs() == ["base", "paper-s3", "paper-s4"]
     settings = study.settings_of("paper-s4")
     assert (settings["seed"], settings["max_steps"], settings["guide"], settings["beta"]) == (4, 7, "branch", 0.05)
+    assert "seeds" not in load_study(study_file(variants={"a": {"seeds": [7]}})).settings_of("a-s7")
     assert settings["task"] == "dapo-math-17k", "a recipe a variant extends wins over what is shared"
 
 
@@ -108,6 +109,20 @@ def test_two_studies_do_not_mix(study_file, tmp_path):
     with pytest.raises(UserError, match="holds a study whose evaluate differs"):
         open_folder(load_study(study_file(evaluate=SMALL["evaluate"] | {"n": 8})), tmp_path / "out")
     open_folder(load_study(study_file(seeds=[0, 1])), tmp_path / "out")  # more seeds may be added
+    first, *others = SMALL["variants"]
+    (tmp_path / "out" / f"{first}-s0").mkdir()
+    for changes, said in {
+        f"the run {first}-s0, which is not in this study": {"variants": {v: SMALL["variants"][v] for v in others}},
+        f"{first}-s0, which is not": {"seeds": [1]},
+        f"{first}-s0, which has other settings \\(beta\\)": {
+            "variants": SMALL["variants"] | {first: SMALL["variants"][first] | {"beta": 9.0}}
+        },
+    }.items():
+        with pytest.raises(UserError, match=changes):
+            open_folder(load_study(study_file(**said)), tmp_path / "out")
+    free = SMALL["variants"] | {others[0]: {"beta": 9.0}, "new": {"seeds": [7, 8]}}
+    open_folder(load_study(study_file(variants=free)), tmp_path / "out")  # what has not begun may change
+    assert read_folder(tmp_path / "out").runs()[-2:] == ["new-s7", "new-s8"]
     with pytest.raises(UserError, match="holds no study"):
         read_folder(tmp_path / "nothing")
 

@@ -3,9 +3,10 @@
 β decides how far a policy goes from π_ref, and that distance decides most of pass@k: runs of one method at many β lie on one
 curve over their KL. The curve of the families called ``references`` is a cubic in √KL (a KL grows as the square of a distance);
 a family's ``excess`` is the mean height of its runs above that curve, at each k. A method that is another β in disguise
-has none at any k; one that moves the frontier has some. Runs beyond the references' own range of KL, and runs that log none
-(β 0), are left out. Intervals are over problems (drawn once for all) and seeds (drawn for each arm by itself); every draw
-has its own curve.
+has none at any k; one that moves the frontier has some. Estimators of the KL have curves of their own, thousandths apart:
+``like_for_like`` holds a family to the references that share its estimator. Runs beyond the references' own range of KL, and
+runs that log none (β 0), are left out. Intervals are over problems (drawn once for all) and seeds (drawn for each arm by
+itself); every draw has its own curve.
 """
 
 import json
@@ -30,6 +31,7 @@ DEGREE = 3
 class Run:
     family: str
     variant: str
+    estimator: str | None  # of the KL, as the study sets it
     kl: float  # nats a token
     passes: dict[int, np.ndarray]  # k → (problems,) pass@k
 
@@ -37,6 +39,7 @@ class Run:
 @dataclass(frozen=True)
 class Excess:
     family: str
+    against: tuple[str, ...]  # whose curve
     runs: int  # those that were judged
     kl: tuple[float, float]  # their range
     above: dict[int, Interval]  # k → pass@k − the references' curve at the same KL, mean over the runs
@@ -64,6 +67,7 @@ def excesses(runs: Sequence[Run], references: Sequence[str], draws: int = DRAWS,
     return [
         Excess(
             family,
+            tuple(references),
             int(member[i].sum()),
             (float(root[member[i]].min() ** 2), float(root[member[i]].max() ** 2)),
             {k: interval(float(plain[i]), again[~np.isnan(again[:, i]), i]) for k, (plain, again) in found.items()},
@@ -71,6 +75,18 @@ def excesses(runs: Sequence[Run], references: Sequence[str], draws: int = DRAWS,
         for i, family in enumerate(families)
         if member[i].any()
     ]
+
+
+def like_for_like(runs: Sequence[Run], references: Sequence[str]) -> list[Excess]:
+    """Every family but the references, against the curve of those that share its estimator; where there are none, or too few
+    for a curve, against the curve of all of them."""
+    found: dict[str, Excess] = {}
+    for estimator in dict.fromkeys(r.estimator for r in runs):
+        alike = [r for r in runs if r.estimator == estimator]
+        curve = [f for f in references if any(r.family == f for r in alike)]
+        with_all = [*alike, *(r for r in runs if r.family in references and r.estimator != estimator)]
+        found |= {e.family: e for e in (excesses(alike, curve) if curve else []) or excesses(with_all, references)}
+    return [found[f] for f in dict.fromkeys(r.family for r in runs) if f in found and f not in references]
 
 
 def _drawn_seeds(variants: Sequence[str], rng: np.random.Generator, draws: int) -> np.ndarray:
@@ -92,10 +108,9 @@ def _above(design: np.ndarray, y: np.ndarray, times: np.ndarray, own: np.ndarray
         return above @ member.T / (times @ member.T)
 
 
-def curve_at(runs: Sequence[Run], references: Sequence[str], k: int, kl: np.ndarray) -> np.ndarray:
-    """Height of the references' curve, for a figure."""
-    own = [r for r in runs if r.family in references]
-    fit = np.polyfit(np.sqrt([max(r.kl, 0.0) for r in own]), [r.passes[k].mean() for r in own], DEGREE)
+def curve_at(runs: Sequence[Run], k: int, kl: np.ndarray) -> np.ndarray:
+    """Height of the curve through these runs, for a figure."""
+    fit = np.polyfit(np.sqrt([max(r.kl, 0.0) for r in runs]), [r.passes[k].mean() for r in runs], DEGREE)
     return np.polyval(fit, np.sqrt(kl))
 
 
@@ -114,10 +129,11 @@ def read_runs(out: str | Path, task: str) -> list[Run]:
     runs = []
     for run, (kl, counts) in found.items():
         cut, variant = counts.only(keep), study.variant_of(run)[0]
+        estimator = study.settings_of(run).get("anchor_estimator")
         n = cut.n * len(cut.seeds)
         ks = [k for k in (1, 16, 64) if k < n] + [n]
         passes = {k: pass_at_k(cut.totals, cut.rights, k) for k in ks}
-        runs.append(Run(study.family_of(variant), variant, kl, passes))
+        runs.append(Run(study.family_of(variant), variant, estimator, kl, passes))
     return runs
 
 

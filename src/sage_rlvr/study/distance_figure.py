@@ -1,6 +1,7 @@
-"""pass@1 and pass@n over the distance from the reference: what lies on the grey curve is another β."""
+"""pass@1 and pass@n over the distance from the reference: what lies on a grey curve is another β."""
 
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +17,17 @@ def draw_distance(path: str | Path, runs: Sequence[Run], references: Sequence[st
     for run in runs:
         arms.setdefault(run.family, {}).setdefault(run.variant, []).append(run)
     others = [family for family, own in arms.items() if family not in references and len(own) > 1]
-    own = [run for run in runs if run.family in references]
-    grid, n = np.linspace(min(r.kl for r in own), max(r.kl for r in own), 100), max(runs[0].passes)
+    own = {r: [run for run in runs if run.family == r] for r in references}
+    n = max(runs[0].passes)
     with panels(2, width=5.6, height=4.2) as (figure, axes):
         for ax, k in zip(axes.flat, (1, n)):
-            ax.plot(*zip(*(_mean([run], k) for run in own)), ".", color=GREY, ms=3, label="references, each run")
-            ax.plot(grid, curve_at(runs, references, k, grid), color=GREY, lw=1.4, label="their curve")
+            for reference, dashes in zip(references, cycle(("-", "--", ":"))):
+                kls = [run.kl for run in own[reference]]
+                grid = np.linspace(min(kls), max(kls), 100)
+                ax.plot(*zip(*(_mean([run], k) for run in own[reference])), ".", color=GREY, ms=3)
+                ax.plot(
+                    grid, curve_at(own[reference], k, grid), dashes, color=GREY, lw=1.2, label=f"{reference}, each run"
+                )
             for i, family in enumerate(others):
                 style = (
                     line(i) | {"ls": "none"} | ({"mfc": "none"} if i >= len(MARK) else {})
@@ -31,7 +37,7 @@ def draw_distance(path: str | Path, runs: Sequence[Run], references: Sequence[st
             ax.set_title(f"pass@{k}")
         legend(figure, axes)
         told = "; ".join(f"{f.family} {f.above[n].mean:+.3f}" for f in found)
-        about = f"pass@1 and pass@{n} over KL. Mean height of pass@{n} above the references' curve: {told}."
+        about = f"pass@1 and pass@{n} over KL. Mean height of pass@{n} above the curve it is held to: {told}."
         return save(figure, path, about)
 
 

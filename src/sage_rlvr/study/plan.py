@@ -6,6 +6,7 @@ variants:
   grpo:    {guide: none}                                                  # laid over train; may extend a recipe
   branch:  {extends: branch.yaml}
   swept:   {guide: none, sweep: {beta: [0.01, 0.05]}}                     # becomes swept+beta0.01 and swept+beta0.05
+  more:    {guide: none, seeds: [3407, 0, 1]}                             # seeds of its own
 seeds:     [3407]
 evaluate:  {tasks: [aime, amc23], n: 256, seeds: 5}
 """
@@ -41,6 +42,9 @@ class Study:
                 raise UserError(
                     f"study {self.name}: variant {variant!r} becomes a folder name; use letters, digits and _ . + -."
                 )
+            seeds = self.seeds_of(variant)
+            if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds):
+                raise UserError(f"study {self.name}: seeds of {variant} are {seeds!r}; give a list of whole numbers.")
         if bool(self.base.get("model_name_or_path")) == bool(self.base.get("scratch")):
             raise UserError(f"study {self.name}: base: names either model_name_or_path or scratch.")
         if not self.evaluate.get("tasks"):
@@ -48,7 +52,11 @@ class Study:
 
     def runs(self) -> list[str]:
         """Every run's folder name, the base first."""
-        return ["base", *(f"{v}-s{seed}" for v in self.variants for seed in self.seeds)]
+        return ["base", *(f"{v}-s{seed}" for v in self.variants for seed in self.seeds_of(v))]
+
+    def seeds_of(self, variant: str) -> list[int]:
+        """Its own, or those of all."""
+        return self.variants[variant].get("seeds", self.seeds)
 
     def variant_of(self, run: str) -> tuple[str, int]:
         name, _, seed = run.rpartition("-s")
@@ -62,7 +70,8 @@ class Study:
     def settings_of(self, run: str) -> dict[str, Any]:
         """The recipe of one run: shared settings, the variant's over them, its seed."""
         variant, seed = self.variant_of(run)
-        return merged(merged(self.train, self.variants[variant]), {"seed": seed})
+        own = {key: value for key, value in self.variants[variant].items() if key != "seeds"}
+        return merged(merged(self.train, own), {"seed": seed})
 
 
 def load_study(path_or_name: str | Path) -> Study:
@@ -122,19 +131,25 @@ def _swept(variants: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def open_folder(study: Study, out: Path) -> None:
-    """Claims ``out`` for this study; a folder of another one is refused with the part that differs."""
-    record, mine = out / RECORD, json.loads(json.dumps(asdict(study)))
+    """Claims ``out`` for this study. A folder of another one is refused: one of another base or evaluation, or where a run has
+    begun that this study has not, or has with other settings. What has not begun may be added, changed and taken out."""
+    record, text = out / RECORD, json.dumps(asdict(study), indent=1, ensure_ascii=False)
     if record.is_file():
-        theirs = json.loads(record.read_text(encoding="utf-8"))
-        for part in mine:
-            if part == "seeds" and set(theirs[part]) <= set(mine[part]):
-                continue  # more seeds may be added
-            if part == "variants" and all(mine[part].get(name) == theirs[part][name] for name in theirs[part]):
-                continue  # and more variants
-            if theirs.get(part) != mine[part]:
+        mine, theirs = Study(**json.loads(text)), read_folder(out)
+        for part in ("name", "base", "evaluate"):
+            if getattr(theirs, part) != getattr(mine, part):
                 raise UserError(f"{out} holds a study whose {part} differs: name another --out, or set {part} back.")
+        for run in (run for run in theirs.runs()[1:] if (out / run).is_dir()):
+            now = mine.settings_of(run) if run in mine.runs() else {}
+            was = theirs.settings_of(run)
+            other = sorted(key for key in was.keys() | now.keys() if was.get(key) != now.get(key))
+            if other:
+                differ = f"has other settings ({', '.join(other)})" if now else "is not in this study"
+                raise UserError(
+                    f"{out} holds the run {run}, which {differ}: name another --out, or set the study back."
+                )
     out.mkdir(parents=True, exist_ok=True)
-    write_whole(record, json.dumps(mine, indent=1, ensure_ascii=False) + "\n")
+    write_whole(record, text + "\n")
 
 
 def read_folder(out: str | Path) -> Study:

@@ -139,9 +139,12 @@ def unpack(sources: Sequence[str | Path], out: str | Path) -> list[str]:
         lines = _lines(source / RUNS)
         study = Study(**next(lines)["study"])
         _join(study, out)
-        known = set(read_folder(out).runs())
+        here = read_folder(out)
+        known = set(here.runs())
         for record in lines:
             run = record["name"]
+            if run in known and run != "base" and here.settings_of(run) != study.settings_of(run):
+                raise UserError(f"{source}: the run {run} was made with other settings than {out} has for it.")
             if run in known and status_of(out, run)["state"] not in ("done", "running"):
                 _lay(record, out / run)
                 new.append(run)

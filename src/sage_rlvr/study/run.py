@@ -76,7 +76,7 @@ def _took(study: Study, out: Path) -> dict[str, float]:
 
 def _turn(study: Study, run: str, took: dict[str, float]) -> tuple[int, float]:
     variant, seed = study.variant_of(run)
-    return study.seeds.index(seed), -took.get(variant, 0.0)
+    return study.seeds_of(variant).index(seed), -took.get(variant, 0.0)
 
 
 def _unfinished(out: Path, runs: list[str]) -> list[str]:
