@@ -11,8 +11,8 @@ __version__ = "0.1.0"
 
 _HOME = {
     "anchor": (
-        "Signals Guide RandomGuide TokenGuide BranchGuide TemperedGuide make_guide register_guide CosineRestarts "
-        "anchor_penalty anchor_reward ESTIMATORS"
+        "Signals Guide RandomGuide TokenGuide BranchGuide TemperedGuide BranchQuantileGuide TemperedQuantileGuide VerifiedGuide "
+        "make_guide register_guide CosineRestarts anchor_penalty anchor_reward ESTIMATORS"
     ),
     "metrics": "pass_at_k support_metrics bootstrap_interval mean_at_n majority_at_k",
     "train": "SAGEConfig SAGETrainer",
@@ -25,12 +25,15 @@ if TYPE_CHECKING:
     from sage_rlvr.anchor import (
         ESTIMATORS,
         BranchGuide,
+        BranchQuantileGuide,
         CosineRestarts,
         Guide,
         RandomGuide,
         Signals,
         TemperedGuide,
+        TemperedQuantileGuide,
         TokenGuide,
+        VerifiedGuide,
         anchor_penalty,
         anchor_reward,
         make_guide,
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ESTIMATORS",
     "BranchGuide",
+    "BranchQuantileGuide",
     "CosineRestarts",
     "Guide",
     "RandomGuide",
@@ -51,8 +55,10 @@ __all__ = [
     "SAGETrainer",
     "Signals",
     "TemperedGuide",
+    "TemperedQuantileGuide",
     "TokenGuide",
     "UserError",
+    "VerifiedGuide",
     "Verifier",
     "anchor_penalty",
     "anchor_reward",

@@ -198,12 +198,13 @@ import torch
 from sage_rlvr import Guide
 
 with Path(os.environ["SEEN"]).open("a") as f:
-    f.write(f"{os.getpid()} {'RANK' in os.environ}\\n")
+    f.write(f"{os.getpid()} {bool({'RANK', 'VLLM_ENABLE_V1_MULTIPROCESSING'} & set(os.environ))}\\n")
 
 
 class Sharing(Guide):
     def log_q(self, s):
         os.environ["RANK"] = "0"  # as TRL does when it starts a colocated engine
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # and vLLM, in such a group
         return torch.zeros_like(s.logps)
 """
 

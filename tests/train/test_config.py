@@ -52,6 +52,14 @@ class Greedy(Guide):
         ({"advantage": "median"}, "advantage='median' is unknown"),
         ({"vllm_kv_cache_gib": 2.0}, "vllm_kv_cache_gib is for use_vllm=True with vllm_mode='colocate'"),
         ({"vllm_kv_cache_gib": 0.0, "use_vllm": True}, "vllm_kv_cache_gib=0.0 must be above 0"),
+        (
+            {"use_vllm": True, "min_p": 0.01, "top_p": 0.9},
+            "min_p=0.01, top_p=0.9 with vllm_importance_sampling_mode='sequence_mask'",
+        ),
+        (
+            {"use_vllm": True, "top_k": 50, "vllm_importance_sampling_mode": "sequence_truncate"},
+            "top_k=50 with vllm_imp",
+        ),
     ],
 )
 def test_refused_in_one_sentence(tmp_path, options, sentence):
@@ -95,6 +103,11 @@ def test_exactness_is_said(folder, tmp_path, capsys):
     build(folder, tmp_path, **(exact | {"min_p": 0.01, "num_iterations": 2}))
     said = capsys.readouterr().out
     assert "not the exact case: num_iterations=2 (exact: 1); min_p=0.01 (exact: 0)" in said
+    sampled = {"use_vllm": True, "vllm_importance_sampling_mode": "token_truncate"}
+    assert tiny.config(SAGEConfig, tmp_path, **exact, **sampled).departures() == [
+        "vllm_importance_sampling_mode='token_truncate' weighs what the sampler's numerics change (exact: none)"
+    ]
+    tiny.config(SAGEConfig, tmp_path, min_p=0.01, **sampled)  # which is how to sample with min_p
     token = tiny.config(SAGEConfig, tmp_path, guide="token", anchor_credit="to_go", **exact)
     assert token.departures() == [
         "anchor_credit='to_go' with guide 'token', which looks at later tokens (exact: 'sequence')"

@@ -181,6 +181,7 @@ ROWS = {  # name → (what its first line says, what differs from SHARED_RL)
     "dapo": ("Table 3, row DAPO (no KL)", QWEN | NO_GUIDE | DAPO | {"beta": 0.0}),
     "dapo_branch": ("Table 3, row DAPO + Branch", QWEN | BRANCH | DAPO),
     "r1_distill": ("Table 4, row GRPO + Branch", R1 | BRANCH),
+    "r1_distill_base": ("Table 4, row Base", R1 | NO_GUIDE | {"max_steps": 0}),
     "r1_distill_grpo": ("Table 4, row GRPO", R1 | NO_GUIDE),
     "full_1.5b": ("Figure 6", SMALL | BRANCH),
     "full_1.5b_grpo": ("Figure 6", SMALL | NO_GUIDE),

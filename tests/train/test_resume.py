@@ -114,6 +114,20 @@ def test_sigterm_writes_a_checkpoint_first(model, whole, tmp_path):
     assert metrics(tmp_path / "run.json") == whole("aligned")
 
 
+def test_a_run_with_all_its_steps_takes_no_more(model, whole, tmp_path):
+    """Killed between its last checkpoint and its end, or told to end during its last step."""
+    options = CASES["aligned"]
+    told = run(model, tmp_path / "run", tmp_path / "run.json", die_at=["term", options["max_steps"] - 1], **options)
+    assert told.returncode == 0, told.stderr
+    assert metrics(tmp_path / "run.json") == whole("aligned")
+    again = run(model, tmp_path / "run", tmp_path / "again.json", resume=True, **options)
+    assert again.returncode == 0, again.stderr
+    assert metrics(tmp_path / "again.json") == whole("aligned")
+    assert sorted(p.name for p in (tmp_path / "run").glob("checkpoint-*"))[-1] == f"checkpoint-{options['max_steps']}"
+    log = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+    assert max(json.loads(line)["step"] for line in log) == options["max_steps"]
+
+
 def test_another_guide_and_a_foreign_checkpoint_are_refused(model, tmp_path):
     options = CASES["aligned"] | {"max_steps": 2}
     assert run(model, tmp_path / "run", tmp_path / "run.json", **options).returncode == 0

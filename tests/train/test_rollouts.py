@@ -186,6 +186,8 @@ def test_rarity_shares_a_groups_reward_by_surprisal():
     # of three right ones by their share of 9; a lone one, and what is certain, keep theirs
     assert whole.tolist() == pytest.approx([1 / 3, 1, 2 / 3, 2, 1, 1, 1, 1, 1, 1, 1, 1])
     assert rollouts.rarity_factor(rewards, surprisal, 4, 0.25).tolist() == pytest.approx((0.75 + 0.25 * whole).tolist())
+    unknown = torch.tensor([2.0, torch.nan, 2.0, 6.0])  # nan: TRL masked it before it was looked at
+    assert rollouts.rarity_factor(torch.ones(4), unknown, 4, 1.0).tolist() == pytest.approx([0.6, 1, 0.6, 1.8])
     draw = torch.Generator().manual_seed(0)
     for _ in range(50):
         right, rare = torch.randint(2, (32,), generator=draw).float(), 9 * torch.rand(32, generator=draw)
@@ -193,6 +195,22 @@ def test_rarity_shares_a_groups_reward_by_surprisal():
         assert torch.allclose(paid.view(-1, 8).sum(1), right.view(-1, 8).sum(1), atol=1e-5), (
             "none is added, none is lost"
         )
+
+
+def test_rarity_leaves_out_what_trl_masks(folder, tmp_path):
+    """Completions that hit the length limit have no surprisal, those that end by themselves do."""
+    seen = []
+
+    class Spy(SAGETrainer):
+        def _surprisal(self, completion_ids):
+            seen.append((super()._surprisal(completion_ids), [ids[-1] == 1 for ids in completion_ids]))
+            return seen[-1][0]
+
+    options = {"mask_truncated_completions": True, "per_device_train_batch_size": 16, "num_generations": 8}
+    build(folder, tmp_path, Spy, given=False, rarity=1.0, max_completion_length=24, **options).train()
+    known = [(~s.isnan()).tolist() for s, _ in seen]
+    assert known == [finished for _, finished in seen]
+    assert any(any(k) and not all(k) for k in known), "both kinds were there"
 
 
 @pytest.mark.parametrize(

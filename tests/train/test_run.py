@@ -12,6 +12,7 @@ import yaml
 from sage_rlvr import UserError, cli
 from sage_rlvr.models import load_model
 from sage_rlvr.train import run
+from sage_rlvr.train.checkpoint import last_complete
 
 from . import tiny
 
@@ -137,6 +138,11 @@ def test_sft_then_rl_then_nothing_left_to_do(place, capsys):
     assert (place / "runs" / "tiny" / "adapter_model.safetensors").stat().st_mtime_ns == before
     assert cli.main(["train", "--config", "tiny.yaml", "--beta", "0.2"]) == 2
     assert "was made with beta=0.1 and this run has 0.2" in capsys.readouterr().err
+    folder, old = place / "runs" / "tiny", last_complete(place / "runs" / "tiny")
+    inode = Path(old).stat().st_ino
+    assert cli.main(["train", "--config", "tiny.yaml", "--no_resume"]) == 0
+    assert (folder / "earlier-1" / Path(old).name).stat().st_ino == inode, "kept, and out of the way of a resume"
+    assert Path(last_complete(folder)).stat().st_ino != inode
 
 
 def test_a_kept_adapter_is_trained_further_and_its_start_is_the_reference(place):

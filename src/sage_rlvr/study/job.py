@@ -33,6 +33,7 @@ def end_with_parent() -> None:
 
 
 def main(out: str, run: str) -> int:
+    before = dict(os.environ)
     end_with_parent()
     extensions.load()
     study, folder = read_folder(out), Path(out, run)
@@ -48,7 +49,7 @@ def main(out: str, run: str) -> int:
         say("running", stage := "sft" if run == "base" else "train")
         model = make_base(study, Path(out)) if run == "base" else train_variant(study, Path(out), run)
         if not set(GROUP).isdisjoint(os.environ):
-            begin_anew(out, run)
+            begin_anew(out, run, before)
         say("running", stage := "eval")
         _evaluate(study, model, folder / "eval", run)
         say("done", stage, model=str(model))
@@ -62,12 +63,12 @@ def main(out: str, run: str) -> int:
     return 0
 
 
-def begin_anew(out: str, run: str) -> None:
+def begin_anew(out: str, run: str, before: dict[str, str]) -> None:
     """The same process with nothing in it, for the evaluation: an engine that shared the training gives its GPU back with the
-    process alone. Begun anew, the run finds its training finished."""
+    process alone. Begun anew, in the environment it had before, the run finds its training finished."""
     sys.stdout.flush()
     sys.stderr.flush()
-    own = {name: value for name, value in os.environ.items() if name not in GROUP}
+    own = {name: value for name, value in before.items() if name not in GROUP}
     os.execve(sys.executable, [sys.executable, "-m", "sage_rlvr.study.job", out, run], own)
 
 

@@ -1,11 +1,13 @@
 """Around a run: a checkpoint on SIGTERM, a progress line, a word where samples are not the policy's, held-out pass@k."""
 
 import json
+import random
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
@@ -183,7 +185,7 @@ class HeldOutPassAtK(TrainerCallback):
         mine = [row for row in padded[rank * share : (rank + 1) * share] for _ in range(self.n)]
         kept = trainer.num_generations_eval
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-        seen = trainer.state.num_input_tokens_seen
+        seen, python, numpy = trainer.state.num_input_tokens_seen, random.getstate(), np.random.get_state()
         trainer.model.eval()
         trainer.num_generations_eval = self.n
         try:
@@ -196,6 +198,8 @@ class HeldOutPassAtK(TrainerCallback):
             trainer._metrics["eval"].clear()
             self._log(gather_object(list(verdicts))[: len(self.rows) * self.n], step)
         finally:
+            random.setstate(python)  # vLLM draws from both
+            np.random.set_state(numpy)
             trainer.num_generations_eval = kept
             trainer.state.num_input_tokens_seen = seen
             trainer.model.train()

@@ -5,6 +5,7 @@ Our file is written before TRL's own, and trainer_state.json last: a checkpoint 
 
 import json
 import os
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,17 @@ def last_complete(output_dir: str | Path, ours: bool = True) -> str | None:
         if _readable(path / "trainer_state.json") and (not ours or state_file(path, 0).is_file()):
             return str(path)
     return None
+
+
+def set_aside(output_dir: str | Path) -> None:
+    """Checkpoints of an earlier run here, into a folder of their own: the newest would be taken for this run's, were it cut
+    short."""
+    old = sorted(Path(output_dir).glob("checkpoint-*"))
+    if old:
+        to = next(p for i in count(1) if not (p := Path(output_dir, f"earlier-{i}")).exists())
+        to.mkdir()
+        for path in old:
+            path.rename(to / path.name)
 
 
 def _readable(path: Path) -> bool:

@@ -31,8 +31,8 @@ class SAGEConfig(GRPOConfig):
 
     guide: str = field(
         default="branch",
-        metadata={"help": "Shape of the anchor: 'branch', 'tempered', 'token', 'random', 'none', a registered name, or "
-                  "'package.module:Class'."},
+        metadata={"help": "Shape of the anchor: 'branch', 'tempered', 'branch-quantile', 'tempered-quantile', 'token', 'random', "
+                  "'verified', 'none', a registered name, or 'package.module:Class'."},
     )  # fmt: skip
     guide_args: dict | str | None = field(
         default=None, metadata={"help": "Arguments of the guide, as a dict (JSON on the command line)."}
@@ -146,6 +146,8 @@ class SAGEConfig(GRPOConfig):
             self._check_micro_batches()
         if self.vllm_kv_cache_gib is not None:
             self._check_kv_cache()
+        if self.use_vllm and self.vllm_importance_sampling_correction:
+            self._check_correction()
 
     def make_guide(self) -> Guide | None:
         """A new guide as configured; None for 'none'."""
@@ -182,6 +184,11 @@ class SAGEConfig(GRPOConfig):
             )
         if guide is not None and not self.guide_hold:
             found.append("guide_hold=False (exact: True)")
+        if self.use_vllm and self.vllm_importance_sampling_correction:
+            mode = self.vllm_importance_sampling_mode
+            found.append(
+                f"vllm_importance_sampling_mode={mode!r} weighs what the sampler's numerics change (exact: none)"
+            )
         return found
 
     # ---- what is refused -------------------------------------------------------------------------------------------
@@ -262,6 +269,20 @@ class SAGEConfig(GRPOConfig):
         if not self.use_vllm or self.vllm_mode != "colocate":
             raise UserError(
                 "vllm_kv_cache_gib is for use_vllm=True with vllm_mode='colocate': set both, or leave it unset."
+            )
+
+    def _check_correction(self) -> None:
+        """vLLM's log-probs are those after truncation. Over a whole sequence the ratio to them is the product of the mass that
+        was kept at each token: it falls with the length, and the task's gradient with it, while the KL's stays."""
+        cut = [f"min_p={self.min_p}"] if self.min_p else []
+        cut += [f"top_p={self.top_p}"] if self.top_p != 1 else []
+        cut += [f"top_k={self.top_k}"] if self.top_k > 0 else []
+        mode = self.vllm_importance_sampling_mode
+        if cut and mode.startswith("sequence"):
+            raise UserError(
+                f"{', '.join(cut)} with vllm_importance_sampling_mode={mode!r} shrinks a completion's gradient with every "
+                "token that was cut off: set "
+                "vllm_importance_sampling_mode to 'token_truncate', or sample from the whole distribution."
             )
 
     def _check_micro_batches(self) -> None:

@@ -1,10 +1,17 @@
-"""A GRPOTrainer whose completions end where the task says, on every backend, and whose groups share their prompt."""
+"""A GRPOTrainer whose completions end where the task says, on every backend, and whose groups share their prompt.
 
+With LoRA its sampler gets merged weights that were never in the model: TRL merges the adapter into the base and takes it out
+again, each time rounded, so that a base in bfloat16, which is also the reference, wanders off a little at every step.
+"""
+
+from collections.abc import Iterator
 from functools import partial
 from itertools import groupby
 from typing import Any
 
 import torch
+from peft.tuners.lora import Linear
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 from trl.generation import vllm_generation
 
@@ -31,6 +38,12 @@ class GeneratingTrainer(ResumableTrainer):
             )
         else:
             self.generation_config.stop_strings = stops
+
+    def _keep_base(self) -> None:
+        """The sampler's weights are merged beside the model, where a merge is W + BA and no more."""
+        generation = self.vllm_generation
+        if can_merge_beside(self.model) and not (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+            generation._iter_named_params = partial(merged_beside, generation)
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, dict[str, Any]]:
         """A group's prompt is rendered and tokenised once, not once a completion."""
@@ -68,6 +81,28 @@ class GeneratingTrainer(ResumableTrainer):
             measure.correct_lengths(self._metrics[mode], out[1], out[2], finished, self.accelerator)
         self._finished = torch.tensor(finished, device=self.accelerator.device)
         return out
+
+
+def can_merge_beside(model: Any) -> bool:
+    layers = [m for m in model.modules() if isinstance(m, BaseTunerLayer)]
+    return bool(layers) and all(
+        type(m) is Linear and not m.lora_variant and not any(m.lora_bias.values()) and m.weight.is_floating_point()
+        for m in layers
+    )
+
+
+def merged_beside(generation: Any) -> Iterator[tuple[str, Tensor]]:
+    """What TRL's _iter_named_params yields for a PEFT model, with no weight of the model touched."""
+    model, own = generation.model, ".base_layer.weight"
+    for name, param in model.named_parameters():
+        plain, weight = name.removeprefix("base_model.model.").replace(".base_layer", ""), param.data
+        if model.prefix in plain or "original_module" in plain:
+            continue
+        if name.endswith(own):
+            layer = model.get_submodule(name.removesuffix(own))
+            deltas = [layer.get_delta_weight(a) for a in layer.active_adapters if a in layer.lora_A]
+            weight = torch.stack([weight.float(), *(d.float() for d in deltas)]).sum(0).to(weight.dtype)
+        yield generation._fix_param_name_to_vllm(plain, extra_prefixes=["modules_to_save.default."]), weight
 
 
 def llm_with_room(args: SAGEConfig) -> Any:

@@ -5,6 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from transformers import TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from sage_rlvr.anchor import Guide
@@ -61,7 +64,15 @@ class ResumableTrainer(GRPOTrainer):
         """TRL's train. ``resume_from_checkpoint=True`` takes the newest checkpoint that is whole, or starts if there is none."""
         if resume_from_checkpoint is True:
             resume_from_checkpoint = last_complete(self.args.output_dir)
+        if resume_from_checkpoint and not (self.is_deepspeed_enabled or self.is_fsdp_enabled):
+            state = TrainerState.load_from_json(str(Path(resume_from_checkpoint, TRAINER_STATE_NAME)))
+            if (
+                state.global_step >= self.args.max_steps > 0
+            ):  # all that is left is to save: one step more would be taken
+                self._load_from_checkpoint(resume_from_checkpoint)
+                self.state = state
+                return TrainOutput(state.global_step, 0.0, {})
         out = super().train(resume_from_checkpoint, *args, **kwargs)
-        if self._sigterm.received:
+        if self._sigterm.received and self.state.global_step < self.state.max_steps:
             sys.exit(143)  # what SIGTERM would have done, now that the checkpoint is on disk
         return out

@@ -80,9 +80,10 @@ def coverage_factor(rewards: Tensor, answers: Sequence[str | None], group: int, 
 
 def rarity_factor(rewards: Tensor, surprisal: Tensor, group: int, share: float) -> Tensor:
     """(W·B,) what each completion keeps of its reward: 1 − c + c·s/mean(s), c = ``share``, s its surprisal, the mean over the
-    rewarded completions of its group. It moves reward from the likely right answers to the unlikely, and adds none."""
-    right = (rewards > 0).view(-1, group)
-    s = surprisal.clamp(min=0).view(-1, group) * right
+    rewarded completions of its group. It moves reward from the likely right answers to the unlikely, and adds none. A
+    completion whose surprisal is not known (nan) keeps its own."""
+    right = ((rewards > 0) & ~surprisal.isnan()).view(-1, group)
+    s = surprisal.nan_to_num().clamp(min=0).view(-1, group) * right
     mean = s.sum(1, keepdim=True) / right.sum(1, keepdim=True).clamp(min=1)
     rare = torch.where(right & (mean > 0), s / mean.clamp(min=1e-12), 1.0)
     return (1 - share + share * rare).view(-1).to(rewards.dtype)

@@ -30,6 +30,7 @@ from sage_rlvr.tasks import (
 )
 from sage_rlvr.train import launch, sft
 from sage_rlvr.train.callbacks import HeldOutPassAtK
+from sage_rlvr.train.checkpoint import set_aside
 from sage_rlvr.train.config import SAGEConfig
 from sage_rlvr.train.recipes import list_recipes, load_recipe
 from sage_rlvr.train.trainer import SAGETrainer
@@ -50,7 +51,9 @@ class RunArguments:
         default="dapo-math-17k", metadata={"help": "Problems to train on ('sage-rlvr tasks' lists them)."}
     )
     rows: int | None = field(default=None, metadata={"help": "Only the first rows of the task."})
-    prompt_format: str = field(default="paper", metadata={"help": "Prompt format: paper, boxed or plain."})
+    prompt_format: str = field(
+        default="paper", metadata={"help": "Prompt format: paper, boxed, plain, symbols, or a registered name."}
+    )
     data_dir: str | None = field(default=None, metadata={"help": "Folder of local task files, in the Hub's schema."})
     decontaminate: bool = field(default=True, metadata={"help": "Drop problems that repeat an evaluation problem."})
     sft: str | None = field(default=None, metadata={"help": "Recipe of the SFT stage before RL; none: RL only."})
@@ -158,7 +161,10 @@ def train(argv: list[str]) -> Path:
     record = {"settings": settings, **made_with()}
     if args.process_index == 0:
         folder.mkdir(parents=True, exist_ok=True)
+        if not run.resume:
+            set_aside(folder)
         write_whole(folder / RECORD, json.dumps({**record, "finished": False}, indent=1) + "\n")
+    trainer.accelerator.wait_for_everyone()
     trainer.train(resume_from_checkpoint=bool(run.resume) or None)
     trainer.save_model(args.output_dir)
     if args.process_index == 0:

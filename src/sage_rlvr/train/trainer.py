@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from accelerate.data_loader import DataLoaderShard
-from accelerate.utils import gather_object, is_peft_model
+from accelerate.utils import gather_object, is_peft_model, set_seed
 from torch import Tensor
 from trl.generation import vllm_generation
 from trl.models.utils import disable_gradient_checkpointing
@@ -76,6 +76,9 @@ class SAGETrainer(GeneratingTrainer):
         self.over_budget_said = False
         with in_place(vllm_generation, llm_with_room(args), "LLM"):
             super().__init__(model, reward_funcs, args, *rest, **more)
+        if args.use_vllm:
+            set_seed(args.seed, device_specific=True)  # the engine has set all of this process's to its own
+            self._keep_base()
         keep_inputs(self.model)
         self._still_dropout()
         self._head = self._make_head()
@@ -127,11 +130,13 @@ class SAGETrainer(GeneratingTrainer):
         return per_func
 
     def _surprisal(self, completion_ids: list[list[int]]) -> Tensor:
-        """(W·B,) each completion's mean surprisal a token under π_ref, whose pass is the latest one when rewards are asked."""
+        """(W·B,) each completion's mean surprisal a token under π_ref, whose pass is the latest one when rewards are asked; nan
+        where no token was looked at: TRL masks a truncated completion before that pass."""
         logps, _ = self._lens.seen[-1]  # type: ignore[union-attr]
         lengths = torch.tensor([len(ids) for ids in completion_ids], device=logps.device)
         counted = torch.arange(logps.shape[1], device=logps.device) < lengths[:, None]
-        return self.accelerator.gather(-(logps * counted).sum(1) / lengths.clamp(min=1))
+        surprisal = -(logps * counted).sum(1) / lengths.clamp(min=1)
+        return self.accelerator.gather(surprisal.where((logps != 0).any(1), torch.nan))
 
     # ---- rollouts --------------------------------------------------------------------------------------------------
 
