@@ -1,6 +1,7 @@
 """What min_p leaves of a sequence's importance ratio (docs/training.md, With vLLM).
 
-    python benchmarks/truncation.py --model Qwen/Qwen2.5-Coder-1.5B-Instruct --to results/cpu/truncation.json
+    python benchmarks/truncation.py --model qwen.gguf --label "Qwen2.5-Coder-1.5B-Instruct, Q4_K_M dequantised" \\
+        --to results/cpu/truncation.json
 
 Samples with min_p and multiplies, token after token, the mass that was kept: π/μ of the sampled tokens, where μ is the policy
 after truncation, whose log-probs vLLM answers. Without truncation it is 1 at any length.
@@ -20,6 +21,7 @@ from sage_rlvr.tasks import chat_template, load_task, rows
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="Hub id, folder or .gguf file")
+    parser.add_argument("--label", help="what the file calls it (default: --model)")
     parser.add_argument("--task", default="dapo-math-17k")
     parser.add_argument("--prompt_format", default="boxed")
     parser.add_argument("--problems", type=int, default=4, help="the shortest of the first 400")
@@ -39,7 +41,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     log_kept, lengths = sample(model, asked, args.tokens, args.min_p, tokenizer.eos_token_id)
     found = {
-        "model": Path(args.model).name,
+        "model": args.label or args.model,
         "task": args.task,
         "min_p": args.min_p,
         "seed": args.seed,
