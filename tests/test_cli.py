@@ -61,8 +61,9 @@ def test_report_is_one_page(runs):
     assert cli.main(["report", "nowhere", "--out", "page.html"]) == 2
 
 
-def test_tables_leave_the_papers_value_where_nothing_was_run(runs):
-    assert cli.main(["tables", "table1", "base=runs/base", "--out", "paper"]) == 0
+def test_tables_leave_the_papers_value_where_nothing_was_run(runs, capsys):
+    assert cli.main(["tables", "table1", "base=runs/base", "grpo=runs/nowhere", "--out", "paper"]) == 0
+    assert "note: GRPO: no evaluation in runs/nowhere" in capsys.readouterr().out
     text = (runs / "paper" / "table1.md").read_text()
     assert "†" in text
     assert "not run" in text
@@ -75,6 +76,31 @@ def test_tables_leave_the_papers_value_where_nothing_was_run(runs):
 def test_a_misspelt_flag_of_eval_is_a_sentence(capsys):
     assert cli.main(["eval", "--model", "m", "--tasks", "amc23", "--out", "o", "--temprature", "1"]) == 2
     assert "eval has no '--temprature'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--guide", "branch", "--guide_args", '{"ratio": "a"}'], "guide 'branch': ratio='a' is not a number"),
+        (["--guide", "branch", "--guide_args", '{"q_max": NaN}'], "guide 'branch': q_max=nan is not a number"),
+        (["--guide", "verified", "--guide_args", '{"kappa": null}'], "guide 'verified': kappa=None is not a number"),
+        (["--guide", "token", "--guide_args", '{"alpha": "21"}'], "alpha='21': give one number, or a pair"),
+    ],
+)
+def test_a_guides_argument_that_is_no_number_is_a_sentence(runs, capsys, args, said):
+    assert cli.main(["trace", "runs/trained", *args]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_errors_name_can_be_said(runs, monkeypatch):
+    """Flags that texts and docs speak of reach the functions that take them."""
+    heard = {}
+    monkeypatch.setattr("sage_rlvr.analysis.page.trace_page", lambda run, points, **o: heard.update(o))
+    assert cli.main(["trace", "runs/trained", "--out", "t", "--seed", "7", "--batch_tokens", "512"]) == 0
+    assert (heard["out"], heard["seed"], heard["batch_tokens"]) == ("t", 7, 512)
+    monkeypatch.setattr("sage_rlvr.analysis.page.analyze", lambda *a, **o: heard.update(o))
+    assert cli.main(["analyze", "patterns", "r", "--first", "16", "--level", "0.9", "--batch_tokens", "64"]) == 0
+    assert (heard["first"], heard["level"], heard["batch_tokens"]) == (16, 0.9, 64)
 
 
 MINE = """

@@ -52,6 +52,16 @@ def test_a_line_cut_short_and_the_summary_are_left_out(tmp_path):
     assert "1 unreadable lines" in log.notes[0]
 
 
+@pytest.mark.parametrize("step", ["NaN", "Infinity", '"3"', "null"])
+def test_a_line_without_a_step_is_left_out(tmp_path, step):
+    write_log(tmp_path, ENTRIES)
+    with (tmp_path / "log.jsonl").open("a") as f:
+        f.write(f'{{"step": {step}, "reward": 1}}\n')
+    log = read_log(tmp_path)
+    assert log.last_step == 9
+    assert "1 unreadable lines" in log.notes[0]
+
+
 def test_nan_is_no_value(tmp_path):
     write_log(tmp_path, [{"step": 1, "kl": float("nan")}, {"step": 2, "kl": 0.5}])
     assert read_log(tmp_path).series("kl") == [(2, 0.5)]

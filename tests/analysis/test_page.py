@@ -87,7 +87,9 @@ def test_perplexity_and_trace(tmp_path, screen):
     ("kind", "opts", "said"),
     [
         ("moods", {}, "is unknown"),
-        ("grid", {"budget": 3}, "has no option 'budget'"),
+        ("grid", {"budget": 3}, "has no option 'budget'; only support has it"),
+        ("grid", {"moods": 3}, "has no option 'moods'; it has task, top"),
+        ("patterns", {"first": 0}, "first=0 must be 1 or more"),
         ("dynamics", {}, "no run to show"),
     ],
 )

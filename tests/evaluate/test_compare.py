@@ -202,3 +202,19 @@ def test_pages_print_and_write(runs, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write there"):
         show_comparison(runs, tmp_path / "file", console=console)
+
+
+@pytest.mark.parametrize("content", ["{nope", "[]", '{"version": 1}', '{"version": 1, "tasks": {"t": {}}}'])
+def test_a_damaged_record_of_counts_is_named_and_the_rest_compared(tmp_path, content):
+    make_run(tmp_path / "a", {"t": {"p": ["10"]}})
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "counts.json").write_text(content)
+    found = compare([tmp_path / "a", tmp_path / "b"], resamples=50)
+    assert [row.name for row in found.rows] == ["a"]
+    assert str(tmp_path / "b") in found.absent[str(tmp_path / "b")]
+
+
+def test_other_weights_are_no_other_settings(tmp_path):
+    for name in ("a", "b"):
+        make_run(tmp_path / name, {"t": {"p": ["10"]}}, {"model": name, "model_weights": name, "adapter_weights": name})
+    assert not compare([tmp_path / "a", tmp_path / "b"], resamples=50).notes

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,10 +15,12 @@ from rich.console import Console
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate import run as run_module
+from sage_rlvr.evaluate.backends import fingerprints
+from sage_rlvr.evaluate.counts import counts_of
 from sage_rlvr.evaluate.run import EvalArguments, Scribe, evaluate, judged_text
 from sage_rlvr.evaluate.sampling import Generation, Request
 from sage_rlvr.store.samples import SampleStore, StoreError
-from sage_rlvr.tasks import load_task, render
+from sage_rlvr.tasks import Problem, load_task, render
 from sage_rlvr.verify import Verdict
 from tests.evaluate import run_eval_tiny as world
 from tests.train import tiny
@@ -126,6 +129,84 @@ def test_other_settings_in_the_same_folder_are_refused_by_name(model, whole, fie
     pd.testing.assert_frame_equal(table(whole), before)
 
 
+def test_other_weights_under_the_same_name_are_refused(model, tmp_path):
+    own = shutil.copytree(model, tmp_path / "m")
+    evaluate(world.arguments(own, tmp_path / "x", n=2), QUIET)
+    before = table(tmp_path / "x")
+    tiny.model(seed=1, spread=0.5).save_pretrained(own)
+    for n in (2, 4):  # also where nothing is missing: the numbers would be shown as this model's
+        with pytest.raises(UserError, match="other weights"):
+            evaluate(world.arguments(own, tmp_path / "x", n=n), QUIET)
+    pd.testing.assert_frame_equal(table(tmp_path / "x"), before)
+
+
+def test_a_run_goes_on_after_its_folder_was_moved(model, whole, tmp_path):
+    """As a study's does: run and model lie in one folder."""
+    shutil.copytree(model, tmp_path / "old" / "m")
+    evaluate(world.arguments(tmp_path / "old" / "m", tmp_path / "old" / "x", n=2), QUIET)
+    shutil.copytree(tmp_path / "old", tmp_path / "new")  # not the times of the files
+    shutil.rmtree(tmp_path / "old")
+    evaluate(world.arguments(tmp_path / "new" / "m", tmp_path / "new" / "x"), QUIET)
+    pd.testing.assert_frame_equal(
+        table(tmp_path / "new" / "x").drop(columns="model"), table(whole).drop(columns="model")
+    )
+    assert SampleStore(tmp_path / "new" / "x", readonly=True).settings["model"] == str(tmp_path / "new" / "m")
+
+
+def test_a_fingerprint_is_of_the_weights_alone(tmp_path):
+    big = bytes(range(256)) * 40_000  # 10 MB: not all of it is read
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(big)
+    os.utime(tmp_path / "b" / "model.safetensors", (1, 1))
+    (tmp_path / "b" / "optimizer.pt").write_bytes(b"1")
+    first = fingerprints(str(tmp_path / "a"), None)
+    assert set(first) == {"model_weights"}
+    assert fingerprints(str(tmp_path / "b"), None) == first
+    assert set(fingerprints("owner/name", str(tmp_path / "a"))) == {"adapter_weights"}
+    assert fingerprints("owner/name", "owner/adapter") == {}
+    for changed in (b"x" + big[1:], big[:-1] + b"x", big + b"x"):
+        (tmp_path / "b" / "model.safetensors").write_bytes(changed)
+        assert fingerprints(str(tmp_path / "b"), None) != first
+    (tmp_path / "a.gguf").write_bytes(big)
+    assert set(fingerprints(str(tmp_path / "a.gguf"), None)) == {"model_weights"}
+
+
+def test_another_problem_under_the_same_name_is_refused(model, tmp_path):
+    evaluate(world.arguments(model, tmp_path / "x", n=2, limit=3), QUIET)
+    before, path = table(tmp_path / "x"), tmp_path / "x" / "problems.json"
+    asked = path.read_text()
+    for field in ("question", "answer"):
+        known = json.loads(asked)
+        known["parity"]["parity-1"][field] += "0"
+        path.write_text(json.dumps(known))
+        with pytest.raises(UserError, match="another question or answer for parity-1 of parity"):
+            evaluate(world.arguments(model, tmp_path / "x", limit=3), QUIET)
+        assert json.loads(path.read_text()) == known
+    for spoilt in ("{", "[]", '{"parity": [1]}'):
+        path.write_text(spoilt)
+        with pytest.raises(UserError, match="remove it and run this again"):
+            evaluate(world.arguments(model, tmp_path / "x", limit=3), QUIET)
+    pd.testing.assert_frame_equal(table(tmp_path / "x"), before)
+    path.unlink()
+    evaluate(world.arguments(model, tmp_path / "x", n=2, limit=3), QUIET)
+    assert json.loads(path.read_text()) == json.loads(asked)
+
+
+def test_runs_of_two_sizes_say_which_command_makes_them_whole(model, tmp_path):
+    def said(**sizes):
+        with open(tmp_path / "log", "w") as file:
+            evaluate(world.arguments(model, tmp_path / "x", **sizes), Console(file=file, width=400))
+        return (tmp_path / "log").read_text()
+
+    assert "missing" not in said(n=4, seeds=1, limit=2)
+    assert "8 of 24 samples are missing" in (told := said(n=2, seeds=3, limit=2))
+    assert "--tasks parity --n 4 --seeds 3 draws them" in told
+    assert "8 of 24 samples are missing" in said(n=2, seeds=3, limit=2)  # also where that much is complete
+    assert "--n 4 --seeds 3 --limit 2 draws them" in said(n=4, seeds=3, limit=1)
+    assert "missing" not in said(n=4, seeds=3, limit=2)
+
+
 def test_prompts_are_trainings(model):
     from sage_rlvr.tasks import chat_template, to_messages
 
@@ -148,8 +229,9 @@ def test_arguments():
     for missing in ("model", "tasks", "out"):
         with pytest.raises(UserError, match=f"--{missing}"):
             EvalArguments(**({"model": "m", "tasks": "t", "out": "o"} | {missing: ""}))
-    with pytest.raises(UserError, match="n=0"):
-        EvalArguments(model="m", tasks="t", out="o", n=0)
+    for field, value in (("n", 0), ("batch_size", 0), ("batch_size", -3), ("dtype", "float99")):
+        with pytest.raises(UserError, match=f"{field}="):
+            EvalArguments(**{"model": "m", "tasks": "t", "out": "o", field: value})
 
 
 # ---- what goes wrong on the way ----------------------------------------------------------------------------------
@@ -212,6 +294,54 @@ def test_sampling_waits_for_judging_so_memory_stays_flat(tmp_path, any_task):
     assert len(table(tmp_path / "x")) == 400
 
 
+def test_what_is_judged_is_written_in_time_while_a_batch_takes_long(tmp_path, any_task):
+    with SampleStore(tmp_path / "x", shard_seconds=0.05) as store:
+
+        def slow():
+            yield from Endless(1).generate()
+            give_up = time.monotonic() + 30
+            while not store.shards() and time.monotonic() < give_up:
+                time.sleep(0.02)
+            assert store.shards(), "the first batch is still in memory"
+
+        scribe(store, Endless(0), SlowJudges()).write(slow())
+
+
+class Verdicts:
+    """Judges that answer with the reasons given, call by call."""
+
+    def __init__(self, *calls):
+        self.calls, self.asked = list(calls), []
+
+    def judge(self, task, texts, golds):
+        self.asked.append(list(golds))
+        scores = {"right": 1.0, "timeout": 0.0, "gold timeout": None, "unverifiable gold": None}
+        return [Verdict(scores[reason], "", reason) for reason in self.calls.pop(0)]
+
+
+def test_a_gold_that_ran_out_of_time_is_tried_again_and_named(monkeypatch, caplog):
+    golds = ["1", "2", "3", "4"]
+    monkeypatch.setattr(run_module, "load_task", lambda *a, **k: [Problem(f"p{g}", "amc23", "q", g) for g in golds])
+    judges = Verdicts(["right", "gold timeout", "timeout", "unverifiable gold"], ["right", "gold timeout"])
+    args = EvalArguments(model="m", tasks="amc23", out="o", verifier_timeout_s=3)
+    kept, dropped = run_module._kept("amc23", args, judges)
+    assert ([p.id for p in kept], dropped) == (["p1", "p2"], ["p3", "p4"])
+    assert judges.asked == [golds, ["2", "3"]]
+    assert "1 of them ran out of time, twice (p3): give --verifier_timeout_s more than 3" in caplog.text
+
+
+def test_a_problem_that_was_judged_after_all_counts(tmp_path):
+    """Also in a store whose header, of an earlier release, still calls it unverifiable."""
+    from tests.evaluate.runs import make_run
+
+    run = make_run(tmp_path / "x", {"a": {"p": ["11"], "q": ["01"]}}, unverifiable=["r"])
+    header = json.loads((run / "store.json").read_text())
+    header["tasks"]["a"]["unverifiable"] = ["q", "r"]
+    (run / "store.json").write_text(json.dumps(header))
+    found = counts_of(run).tasks["a"]
+    assert (found.problems, found.unverifiable) == (["p", "q"], ["r"])
+
+
 def test_what_was_sampled_before_a_failure_stays(tmp_path, any_task):
     backend = Endless(100, fails=30)
     with pytest.raises(RuntimeError, match="the engine died"), SampleStore(tmp_path / "x") as store:
@@ -244,8 +374,6 @@ def _no_space(*_):
 
 
 def test_a_model_without_weights_leaves_the_samples_alone(model, whole, tmp_path):
-    import shutil
-
     broken = shutil.copytree(model, tmp_path / "m")
     evaluate(world.arguments(broken, tmp_path / "x", n=2), QUIET)
     before = table(tmp_path / "x")

@@ -1,6 +1,7 @@
 """What goes into the page: numbers against evaluate's own, what is left out, and that no text can leave its element."""
 
 import json
+import math
 import re
 from html.parser import HTMLParser
 
@@ -13,6 +14,7 @@ from sage_rlvr.report.data import binned, page_data
 from sage_rlvr.report.find import find_runs
 from sage_rlvr.report.page import build_report, embedded
 from sage_rlvr.report.traces import Traces, in_order
+from sage_rlvr.store import Sample, SampleStore
 from tests.report.synthetic import chances, write_everything, write_log, write_store, write_trace
 
 NASTY = "</script><script>window.pwned = 1</script>\u2028\u2029<!--<script>&lt;\ud800"
@@ -95,6 +97,39 @@ def test_a_log_cut_by_a_kill_is_read_as_far_as_it_goes(tmp_path):
     run = find_runs([tmp_path]).trains[0]
     assert len(run.log) == 10
     assert run.notes == ["1 lines of log.jsonl cannot be read and are left out"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("problems.json", "[]", "its questions are not shown"),
+        ("problems.json", "{bad", "its questions are not shown"),
+        ("problems.json", '{"t": {"p1": {}}}', "its questions are not shown"),
+        ("problems.json", '{"t": [1]}', "its questions are not shown"),
+        ("made.json", "[]", None),
+        ("run.json", '{"finished": false, "settings": null}', "its settings are not known"),
+        ("run.json", '{"finished": true, "settings": [1]}', "its settings are not known"),
+        ("log.jsonl", '{"step": NaN, "reward": 1}\n', "1 lines of log.jsonl cannot be read"),
+        ("rescore.json", "{bad", "re-scoring was cut short: 1 of 1 shards"),
+        ("rescore.json", "[]", "re-scoring was cut short: 1 of 1 shards"),
+    ],
+)
+def test_a_damaged_file_is_named_and_the_rest_is_shown(tmp_path, file, content, said):
+    write_store(tmp_path / "good", {"t": [0.5, 0.5]}, n=4)
+    (write_store(tmp_path / "bad", {"t": [0.5, 0.5]}, n=4) / file).write_text(content)
+    build_report(tmp_path, tmp_path / "page.html", resamples=50)
+    data = page_data(find_runs([tmp_path]), resamples=50)
+    assert {"good", "bad"} <= {r["name"] for r in data["runs"]}
+    notes = " ".join(n for r in data["runs"] if r["name"].startswith("bad") for n in r["notes"])
+    assert said is None or said in notes
+
+
+def test_a_log_prob_that_is_no_number_is_null(tmp_path):
+    said = ("t", "p", 0, 0, "text", 1, "stop", "1", 1.0, None, [1])
+    with SampleStore(tmp_path / "x") as store:
+        store.append([Sample("r", "m", *said, -math.inf)])
+    build_report(tmp_path, tmp_path / "page.html", resamples=50)
+    assert '"lp":null' in (tmp_path / "page.html").read_text()
 
 
 def test_checkpoints_are_in_the_order_of_training():

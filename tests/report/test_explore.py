@@ -140,8 +140,9 @@ def test_only_this_machine_and_this_name(server):
 def test_what_cannot_be_served_is_said(root, server, tmp_path):
     with pytest.raises(UserError, match="there is no run to show"):
         explore(tmp_path)
-    with pytest.raises(UserError, match="cannot be used"):
-        Explorer(find_runs([root]), server.server_port, resamples=50)
+    for port in (server.server_port, 99_999):
+        with pytest.raises(UserError, match="cannot be used"):
+            Explorer(find_runs([root]), port, resamples=50)
 
 
 def test_ctrl_c_ends_it_cleanly(root):

@@ -57,6 +57,23 @@ def test_several_runs_of_one_row_are_averaged(tmp_path):
     assert one.spread == pytest.approx(0.5 / 2**0.5)
 
 
+def test_runs_of_one_row_with_other_n_are_shown_at_the_k_they_share(tmp_path):
+    words = {"a": "10000000", "b": "0000", "c": "111110"}  # pass@4 is 1/2, 0 and 1
+    runs = [evaluated(tmp_path / name, {"minerva": {"m": word}}) for name, word in words.items()]
+    one, top = make("table9", {"GRPO": runs}, tmp_path / "out").table.rows["GRPO"]
+    assert one.ours == pytest.approx((1 / 8 + 0 + 5 / 6) / 3)
+    assert (top.ours, top.k) == (pytest.approx(0.5), 4)
+    assert top.spread == pytest.approx(0.5)
+
+
+def test_a_damaged_training_record_is_named_and_the_row_is_shown(tmp_path):
+    run = evaluated(tmp_path / "grpo", {"minerva": {"m": "10"}})
+    (run / "run.json").write_text('{"settings": null}')
+    made = make("table9", {"grpo": run}, tmp_path / "out")
+    assert made.table.rows["GRPO"][0].ours == 0.5
+    assert any("run.json cannot be read" in n for n in made.notes)
+
+
 def test_a_row_of_ones_own_and_a_broken_run(tmp_path):
     run = evaluated(tmp_path / "tempered", THREE)
     made = make("table1", {"tempered | mine": run, "grpo": tmp_path / "gone"}, tmp_path / "out")

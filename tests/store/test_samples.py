@@ -89,9 +89,40 @@ def test_other_settings_are_refused_by_field(tmp_path):
         assert store.settings == SETTINGS
 
 
+def test_weights_are_known_by_their_files_not_by_their_place(tmp_path):
+    first = {"model": "/a/m", "adapter": None, "model_weights": "abc", "temperature": 1.0}
+    SampleStore(tmp_path / "x", first).close()
+    with pytest.raises(UserError, match="other weights than /a/m has now"):
+        SampleStore(tmp_path / "x", first | {"model_weights": "xyz"})
+    with pytest.raises(UserError, match="model was '/a/m' and is now '/b/m'"):
+        SampleStore(tmp_path / "x", first | {"model": "/b/m", "model_weights": "xyz"})
+    with pytest.raises(UserError, match="temperature"):
+        SampleStore(tmp_path / "x", first | {"model": "/b/m", "temperature": 0.5})
+    SampleStore(tmp_path / "x", first | {"model": "/b/m"}).close()  # the folder was moved
+    assert SampleStore(tmp_path / "x", readonly=True).settings["model"] == "/b/m"
+
+
+def test_a_store_of_an_earlier_release_learns_its_weights(tmp_path):
+    old = {"model": "/a/m", "temperature": 1.0}
+    SampleStore(tmp_path / "x", old).close()
+    SampleStore(tmp_path / "x", old | {"model_weights": "abc"}).close()
+    with pytest.raises(UserError, match="other weights"):
+        SampleStore(tmp_path / "x", old | {"model_weights": "xyz"})
+    SampleStore(tmp_path / "x", old).close()  # weights that cannot be looked at are believed
+
+
 @pytest.mark.parametrize(
     ("header", "said"),
-    [(None, "no sample store"), ("{", "cannot be read"), ('{"version": 99}', "version 99"), ("[]", "cannot be read")],
+    [
+        (None, "no sample store"),
+        ("{", "cannot be read"),
+        ('{"version": 99}', "version 99"),
+        ("[]", "cannot be read"),
+        ('{"version": 1}', "cannot be read"),
+        ('{"version": 1, "settings": {}, "tasks": []}', "cannot be read"),
+        ('{"version": 1, "settings": {}, "tasks": {"t": {"x": 1}}}', "cannot be read"),
+        ('{"version": 1, "settings": {}, "tasks": {"t": {"problems": [], "n": "a", "seeds": []}}}', "cannot be read"),
+    ],
 )
 def test_what_is_not_a_store_is_said(tmp_path, header, said):
     folder = tmp_path / "x"
@@ -145,6 +176,29 @@ def test_asking_again_adds(tmp_path):
         store.ask("amc23", ["p1", "p2"], 2, [1], unverifiable=["bad"])
     asked = SampleStore(tmp_path / "x", readonly=True).problems["amc23"]
     assert (asked.problems, asked.n, asked.seeds, asked.unverifiable) == (["p0", "p1", "p2"], 4, [0, 1], ["bad"])
+
+
+def test_a_problem_asked_after_all_is_no_longer_unverifiable(tmp_path):
+    with SampleStore(tmp_path / "x") as store:
+        store.ask("amc23", ["p0"], 4, [0], unverifiable=["p1", "p2"])
+        store.ask("amc23", ["p0", "p1"], 4, [0])
+        assert store.problems["amc23"].unverifiable == ["p2"]
+        store.ask("amc23", ["p1"], 4, [0], unverifiable=["p0"])  # its samples are there
+        assert store.problems["amc23"].unverifiable == ["p2"]
+
+
+def test_what_waits_too_long_is_written_without_another_sample(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    with SampleStore(tmp_path / "x", shard_seconds=60) as store:
+        store.append([sample()])
+        now[0] = 59.0
+        store.flush_late()
+        assert store.waiting == 1
+        now[0] = 60.0
+        store.flush_late()
+        assert store.waiting == 0
+        assert len(store.shards()) == 1
 
 
 def test_shards_are_written_by_rows_by_time_and_by_bytes(tmp_path, monkeypatch):
@@ -289,6 +343,22 @@ def test_a_shard_cut_short_is_named_and_its_samples_are_missing(tmp_path, caplog
     assert (folder / "damaged" / shard.name).exists()
 
 
+def test_a_shard_whose_pages_are_spoilt_is_named_and_its_samples_are_missing(tmp_path, caplog):
+    folder = filled(tmp_path / "x")
+    shard = sorted((folder / "samples").iterdir())[1]
+    gone, content = pq.read_table(shard).num_rows, bytearray(shard.read_bytes())
+    content[60:160] = bytes(b ^ 0xFF for b in content[60:160])  # the footer is whole
+    shard.write_bytes(content)
+    store = SampleStore(folder, readonly=True)
+    assert store.done().total == 48 - gone
+    assert store.damaged == [shard.name]
+    assert shard.name in caplog.text
+    with SampleStore(folder, SETTINGS) as store:
+        assert store.done().total == 48 - gone
+    assert len(pandas.read_parquet(folder / "samples")) == 48 - gone
+    assert (folder / "damaged" / shard.name).exists()
+
+
 # ---- disk full -----------------------------------------------------------------------------------------------------
 
 
@@ -387,6 +457,17 @@ def test_an_interrupted_rescoring_leaves_whole_shards_and_says_how_many(tmp_path
     assert store.rescoring == []
     assert store.rescore(lambda b: [1.0] * len(b)) == 48
     store.close()
+
+
+@pytest.mark.parametrize("mark", ["{", "[]", '{"label": "new"}'])
+def test_a_damaged_mark_of_rescoring_means_that_nothing_is_done(tmp_path, mark, caplog):
+    folder = filled(tmp_path / "x")
+    (folder / "rescore.json").write_text(mark)
+    with SampleStore(folder, SETTINGS) as store:
+        assert store.rescoring == [p.name for p in store.shards()]
+        assert "rescore.json cannot be read" in caplog.text
+        assert store.rescore(lambda rows: [0.0] * len(rows), label="new") == 48
+        assert not store.rescoring
 
 
 def test_a_judge_that_miscounts_is_refused(tmp_path):

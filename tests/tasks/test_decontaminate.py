@@ -72,6 +72,14 @@ def test_dapo_is_fast_and_says_what_it_did(dapo):
     assert "overlap" not in listing
 
 
+def test_dapo_reworded_copies(dapo):
+    """One more word and a request for an integer: amc23-8 in all but its spelling. Found by reading, not by the code."""
+    report, _, _ = dapo
+    pairs = [(p.train.id, p.evaluation.id) for p in report.pairs if p.reason == "reworded"]
+    assert pairs == [("dapo_math_17k_en-13393", "amc23-8")]
+    assert "reworded 0.90: dapo_math_17k_en-13393 rewords amc23-8" in report.listing("reworded")
+
+
 def test_no_boilerplate_among_the_dropped(dapo):
     """A phrase that dozens of contest problems end with drops nothing: AIME 2024 shares many and is clean."""
     report, _, _ = dapo
@@ -83,6 +91,14 @@ def test_training_sets_against_their_own_tests(shared):
     report = decontaminate(load_task("math", shared), {"math500": load_task("math500", shared)})
     assert report.count("math500", "exact")[0] <= 5
     assert len(report.dropped) < 0.05 * 7498
+    (pair,) = [p for p in report.pairs if p.reason == "reworded"]
+    assert "How many integers are there in the solution set of $|x-2|" in pair.train.question
+    assert "How many integers are in the solution set of $|x-2|" in pair.evaluation.question
+
+
+def test_gsm8k_has_no_reworded_copies(shared):
+    report = decontaminate(load_task("gsm8k", shared), {"gsm8k": load_task("gsm8k", shared, split="test")})
+    assert not [p for p in report.pairs if p.reason == "reworded"]
 
 
 # ---- by hand -----------------------------------------------------------------------------------------------------
@@ -138,6 +154,35 @@ def test_the_share_decides():
     assert reasons(" ".join(words), " ".join(words), share=2.0) == ["exact"]
 
 
+def reworded(train: Problem, evaluation: Problem, **settings) -> list[float]:
+    report = decontaminate([train], {"eval": [evaluation]}, **settings)
+    assert {pair.reason for pair in report.pairs} <= {"reworded"}
+    return [pair.share for pair in report.pairs]
+
+
+def test_one_more_word_and_the_same_gold_is_reworded():
+    asked = r"How many integers are in the solution set of $|x-2|\leq5.6$ ?"
+    again, other = asked.replace("are in", "are there in"), asked.replace("the solution set", "the range")
+    original = Problem("e", "eval", asked, "11")
+    # joined, 43 characters and 36 runs; the new word breaks the 7 across its place, but "re" is on both sides of it: 5
+    assert reworded(Problem("t", "train", again, "11"), original) == [31 / 36]
+    assert reworded(Problem("t", "train", again, "12"), original) == []  # another gold: another problem
+    assert reworded(Problem("t", "train", other, "11"), original) == []
+    assert reworded(Problem("t", "train", again, "11"), original, reworded=1.1) == []
+
+
+def test_the_share_of_the_shorter_decides_what_is_reworded():
+    """Twenty words of five letters, joined: 93 runs of eight. A letter changed in the middle breaks eight of them."""
+    words = ["".join(chr(97 + (7 * i + j * j) % 26) for j in range(5)) for i in range(20)]
+    text = "".join(words)
+    assert len({text[at : at + 8] for at in range(93)}) == 93
+    changed = [*words[:9], words[9][:2] + "é" + words[9][3:], *words[10:]]
+    train, original = (Problem("p", "x", " ".join(w), r"\dfrac{1}{2}") for w in (["and", *changed], words))
+    spelt = Problem("e", "eval", original.question, r"\frac{1}{2}")
+    assert reworded(train, spelt, opening=0, share=2.0) == [85 / 93]
+    assert reworded(train, spelt, opening=0, share=2.0, reworded=0.92) == []
+
+
 def test_phrases_that_many_training_problems_have_do_not_count():
     phrase = "the answer can be written as m over n where m and n are relatively prime positive integers find m plus n"
     train = problems("train", *(f"Number {i} of {i * 7} things: {phrase}" for i in range(30)))
@@ -150,9 +195,11 @@ def test_phrases_that_many_training_problems_have_do_not_count():
 def test_short_problems():
     eight = "What is the greatest prime factor of 1221?"
     assert reasons(f"Here is one. {eight} Give it in base ten.", eight) == ["overlap"]
-    assert reasons("What is the greatest prime factor of 1222?", eight) == []
+    other = Problem("t", "train", "What is the greatest prime factor of 1222?", "47")
+    assert decontaminate([other], {"eval": [Problem("e", "eval", eight, "37")]}).pairs == []
     assert reasons("Compute 3 + 4 for me and then add five to it.", "Compute 3 + 4") == []
     assert reasons("compute  $3+4$", "Compute 3 + 4") == ["exact"]
+    assert reasons("Find the integers below twelve please now", "Find the integers below twelve please") == []
 
 
 def test_short_texts_have_no_opening():

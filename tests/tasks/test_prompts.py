@@ -26,6 +26,10 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+NO_SYSTEM = (  # as Gemma's
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    + CHATML
+)
 PROBLEM = Problem("p-1", "amc23", "What is {x} if $x^{2}=4$ and x > 0?", "2")
 
 
@@ -111,6 +115,51 @@ def test_string_rows_have_one_bos():
     assert tok(text)["input_ids"].count(0) == 1
     plain = tokenizer(with_bos)  # adds none by itself, so the template's must stay
     assert plain(rows([PROBLEM], "paper", plain, conversational=False)[0]["prompt"])["input_ids"].count(0) == 1
+
+
+@pytest.mark.parametrize("name", ["paper", "boxed", "plain"])
+@pytest.mark.parametrize("template", [None, "{{ bos_token }}" + CHATML])
+def test_a_tokenizer_that_adds_bos_gets_one_everywhere(name, template):
+    """Ids as each user makes them: TRL, evaluation and scoring, strings for TRL, SFT (prompt and whole)."""
+    tok = tokenizer(template, bos=True)
+    evaluation = tok(render(PROBLEM, name, tok), add_special_tokens=False)["input_ids"]
+    string = tok(rows([PROBLEM], name, tok, conversational=False)[0]["prompt"])["input_ids"]
+    for _ in range(2):
+        tok.chat_template = chat_template(tok, name)
+    messages = to_messages(PROBLEM, name)
+    training = tok.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=True)[
+        "input_ids"
+    ]
+    demonstration = [*messages, {"role": "assistant", "content": get_format(name).prefix + "2"}]
+    whole = tok.apply_chat_template(demonstration, tokenize=True, return_dict=True)["input_ids"]
+    again = tok(render(PROBLEM, name, tok), add_special_tokens=False)["input_ids"]
+    assert training == evaluation == string == again
+    assert [ids[0] for ids in (training, whole)] == [0, 0]
+    assert [ids.count(0) for ids in (training, whole)] == [1, 1]
+
+
+def test_a_tokenizer_that_has_a_bos_but_adds_none_gets_none():
+    assert chat_template(tokenizer(), "paper") == PAPER_CHAT_TEMPLATE
+    assert tokenizer().bos_token not in render(PROBLEM, "paper", tokenizer())
+
+
+@pytest.mark.parametrize("name", ["paper", "boxed"])
+def test_a_template_that_refuses_a_system_turn(name):
+    """Training sets the template and leaves rendering to TRL, so that setting it has to refuse too."""
+    tok = tokenizer(NO_SYSTEM)
+    for call in (lambda: render(PROBLEM, name, tok), lambda: chat_template(tok, name)):
+        with pytest.raises(UserError, match=r"System role not supported.*--prompt_format plain"):
+            call()
+    tok.chat_template = chat_template(tok, "plain")  # the way out
+    assert PROBLEM.question in render(PROBLEM, "plain", tok)
+
+
+@pytest.mark.parametrize("template", ["{% for m in messages %}", "{{ nothing.here }}"])
+@pytest.mark.parametrize("name", ["paper", "plain"])
+def test_a_template_that_is_broken(name, template):
+    for call in (lambda: render(PROBLEM, name, tokenizer(template)), lambda: chat_template(tokenizer(template), name)):
+        with pytest.raises(UserError, match="mend the chat template"):
+            call()
 
 
 def test_sft_rows_in_the_papers_format():

@@ -202,6 +202,21 @@ def test_plain_integers_need_no_math_verify():
         ("5", r"5} \boxed{6", 0.0),
         ("1 < x < 2", "(1, 2)", 1.0),  # Math-Verify is not symmetric, and the gold comes first
         ("(1, 2)", "1 < x < 2", 0.0),
+        (r"0.\overline{3}", r"0.\overline{3}", 1.0),  # the point is not dangling
+        (r"0.\overline{3}", r"0.\overline{7}", 0.0),
+        (r"0.\overline{3}", "0", 0.0),
+        ("0", r"0.\overline{7}", 0.0),
+        ("15", "1. 5", 0.0),
+        ("15", r"1.\,5", 0.0),
+        ("-3./2", r"-\frac{3}{2}", 1.0),  # here it is
+        ("43_5.", "43_5", 1.0),
+        ("5", r"5.\text{ cm}", 1.0),
+        ("5, 6", "5., 6.", 1.0),
+        ("11/2", "1 1/2", 0.0),  # one and a half is not five and a half
+        ("21/4", "2 1/4", 0.0),
+        ("1 1/2", "11/2", 0.0),
+        ("12", "1 2", 0.0),
+        ("x + 12", "x+ 12", 1.0),
     ],
 )
 def test_known_verdicts(gold, answer, score, verifier):

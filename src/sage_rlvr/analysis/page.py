@@ -89,7 +89,9 @@ def analyze(
     page, console = Page(kind, list(dict.fromkeys(map(str, runs))), base), console or Console()
     make, allowed = KINDS[kind]
     if strange := [o for o in opts if o not in allowed]:
-        raise UserError(f"analyze {kind} has no option {strange[0]!r}; it has {', '.join(allowed) or 'none'}.")
+        owners = [k for k, (_, names) in KINDS.items() if strange[0] in names]
+        mend = f"only {', '.join(owners)} has it" if owners else f"it has {', '.join(allowed) or 'none'}"
+        raise UserError(f"analyze {kind} has no option {strange[0]!r}; {mend}.")
     make(page, **{k: v for k, v in opts.items() if v is not None})
     record = plain(
         {"kind": kind, "base": str(base) if base else None, **page.record, "notes": page.notes, "absent": page.absent}

@@ -136,6 +136,8 @@ def patterns(
     first: int | None = None,
 ) -> dict[str, TaskPatterns]:
     """Task → frequencies among right solutions. ``first``: only samples of an index below it (the paper has 16 a problem)."""
+    if first is not None and first < 1:
+        raise UserError(f"first={first} must be 1 or more, or left unset for all samples.")
     detectors = dict(detectors or PATTERNS)
     n: dict[str, dict[str, int]] = {}
     hits: dict[str, dict[str, dict[str, int]]] = {}

@@ -1,6 +1,7 @@
 """What a training run leaves on disk: its log, its record (run.json) and its checkpoints."""
 
 import json
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +47,7 @@ def read_log(folder: str | Path) -> TrainLog:
         entries = [e for _, e in raw if e is not None]
     else:
         state = _state(folder)
-        entries, log.planned = state["log_history"], state.get("max_steps")
+        entries, log.planned = [e for e in state["log_history"] if _has_step(e)], state.get("max_steps")
     log.entries = _merged(entries)
     steps = log.settings.get("max_steps")
     log.planned = int(steps) if isinstance(steps, int) and steps > 0 else log.planned
@@ -77,7 +78,12 @@ def _line(line: str) -> dict[str, Any] | None:
         entry = json.loads(line)
     except ValueError:
         return None  # the line a kill cut short
-    return entry if isinstance(entry, dict) and isinstance(entry.get("step"), int | float) else None
+    return entry if _has_step(entry) else None
+
+
+def _has_step(entry: Any) -> bool:
+    step = entry.get("step") if isinstance(entry, dict) else None
+    return isinstance(step, int | float) and math.isfinite(step)
 
 
 def _state(folder: Path) -> dict[str, Any]:

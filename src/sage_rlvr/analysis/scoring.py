@@ -122,7 +122,7 @@ def read_texts(
                 found = _forward(model, [texts[i] for i in batch], temperature)
         except torch.OutOfMemoryError as e:
             raise UserError(
-                f"the GPU has no room for {len(batch)} texts of {len(texts[batch[0]])} tokens: lower batch_tokens below {room} "
+                f"the GPU has no room for {len(batch)} texts of {len(texts[batch[0]])} tokens: lower --batch_tokens below {room} "
                 "and run it again, it goes on from there."
             ) from e
         yield list(zip(batch, found))

@@ -325,7 +325,7 @@ def _keep_settings(target: Path, settings: dict[str, Any], points: Sequence[Chec
         if differs:
             field, (was, now) = next(iter(differs.items()))
             raise UserError(
-                f"{target} was traced with {field}={was!r} and this call has {now!r}; give out another folder, or set it back."
+                f"{target} was traced with {field}={was!r} and this call has {now!r}; give --out another folder, or set it back."
             )
     known = {c["label"]: c for c in old.get("checkpoints", [])}
     known |= {c.label: {"label": c.label, "step": c.step, "source": c.source.name} for c in points}
@@ -337,4 +337,4 @@ def _keep_settings(target: Path, settings: dict[str, Any], points: Sequence[Chec
             path, json.dumps({"settings": settings, "checkpoints": ordered}, indent=1, ensure_ascii=False) + "\n"
         )
     except OSError as e:
-        raise UserError(f"{target} cannot be written ({e.strerror}); name a folder you can write to with out.") from e
+        raise UserError(f"{target} cannot be written ({e.strerror}); name one you can write to with --out.") from e

@@ -16,6 +16,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
+from numbers import Real
 from typing import Any, ClassVar
 
 import torch
@@ -181,13 +182,16 @@ def guide_class(name: str) -> type[Guide]:
 
 
 def make_guide(name: str, **args: Any) -> Guide:
-    """A guide by registered name, or "package.module:Class", with its arguments checked by name."""
+    """A guide by registered name, or "package.module:Class", with its arguments checked: by name, and numbers to be some."""
     cls = guide_class(name)
-    parameters = inspect.signature(cls).parameters.values()
-    known = [p.name for p in parameters]
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+    known = inspect.signature(cls).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
         for unknown in (a for a in args if a not in known):
             raise UserError(f"guide {name!r} has no argument {unknown!r}; it takes {', '.join(known) or 'none'}.")
+    for field, value in args.items():  # from a recipe or a flag: YAML reads 1e-1 as text
+        number = field in known and known[field].annotation in (int, float)
+        if number and not (isinstance(value, Real) and value == value):
+            raise UserError(f"guide {name!r}: {field}={value!r} is not a number; write one, such as 0.3.")
     return cls(**args)
 
 
@@ -215,8 +219,9 @@ def _not_negative(**values: float) -> None:
 
 def _schedule(field: str, pair: Any, periods: int, decay: float) -> CosineRestarts:
     """(high, low) → schedule; a single number is constant."""
+    numbers = () if isinstance(pair, str) else pair  # "21" is no pair
     try:
-        high, low = (pair, pair) if isinstance(pair, int | float) else map(float, pair)
+        high, low = (pair, pair) if isinstance(pair, int | float) else map(float, numbers)
     except (TypeError, ValueError) as e:
         raise UserError(f"{field}={pair!r}: give one number, or a pair (high, low).") from e
     _not_negative(**{field: low})

@@ -84,7 +84,11 @@ def _tasks_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("what", nargs="?", choices=["show", "decontaminate"], help="nothing: list them all")
     p.add_argument("name", nargs="?", help="a task, such as amc23")
     p.add_argument("n", nargs="?", type=int, default=3, help="how many problems to show (default: %(default)s)")
-    p.add_argument("--format", default="paper", help="prompt format: paper, boxed or plain (default: %(default)s)")
+    p.add_argument(
+        "--format",
+        default="paper",
+        help="prompt format: paper, boxed, plain, symbols, or a registered name (default: %(default)s)",
+    )
     p.add_argument("--data_dir", help="folder of local task files (default: $SAGE_RLVR_DATA, then ./data)")
     p.add_argument("--split", help="another split than the task's own")
     p.add_argument("--pairs", action="store_true", help="decontaminate: print what was dropped beside what it repeats")

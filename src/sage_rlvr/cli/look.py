@@ -13,8 +13,15 @@ def _analyze_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--budget", type=int, help="support: how many samples a problem may take (default: the smaller n)")
     p.add_argument("--pattern", action="append", metavar="NAME=REGEX", help="patterns: a detector of your own")
     p.add_argument("--pattern_file", help="patterns: a YAML file of name: regex")
+    p.add_argument(
+        "--first", type=int, help="patterns: only the first samples of each problem and seed (the paper: 16)"
+    )
+    p.add_argument("--level", type=float, help="patterns: level of the intervals (default: 0.95)")
     p.add_argument("--thresholds", type=float, nargs="+", help="perplexity: tails above these, where --base is a model")
     p.add_argument("--limit", type=int, help="perplexity: samples a problem")
+    p.add_argument(
+        "--batch_tokens", type=int, help="perplexity: tokens read together (default: 4,096, on a GPU 16,384)"
+    )
     p.add_argument("--data_dir", help="perplexity: folder of local task files")
     p.add_argument("--task", help="grid: which task")
 
@@ -22,7 +29,9 @@ def _analyze_flags(p: argparse.ArgumentParser) -> None:
 def _analyze(args: argparse.Namespace) -> None:
     from sage_rlvr.analysis.page import analyze
 
-    names = ("budget", "pattern", "pattern_file", "thresholds", "limit", "data_dir", "task")
+    names = (
+        "budget", "pattern", "pattern_file", "first", "level", "thresholds", "limit", "batch_tokens", "data_dir", "task",
+    )  # fmt: skip
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     analyze(args.kind, args.runs, args.base, args.out, **options)
 
@@ -46,12 +55,15 @@ def _trace_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--limit", type=int, default=20, help="problems (default: %(default)s)")
     p.add_argument("--per_problem", type=int, default=8, help="completions a problem (default: %(default)s)")
     p.add_argument("--data_dir", help="folder of local task files")
+    p.add_argument("--out", help="folder for the trace (default: RUN/trace, where report and explore look for it)")
+    p.add_argument("--batch_tokens", type=int, help="tokens read together (default: 4,096, on a GPU 16,384)")
+    p.add_argument("--seed", type=int, help="of a stochastic guide's noise (default: 0)")
 
 
 def _trace(args: argparse.Namespace) -> None:
     from sage_rlvr.analysis.page import trace_page
 
-    names = ("reference", "guide", "guide_args", "limit", "per_problem", "data_dir")
+    names = ("reference", "guide", "guide_args", "limit", "per_problem", "data_dir", "out", "batch_tokens", "seed")
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     trace_page(args.folder, args.checkpoints, **options)
 
@@ -76,7 +88,10 @@ def _tables(args: argparse.Namespace) -> None:
     from sage_rlvr.report.tables import make, make_all, parse_runs
 
     runs = parse_runs(args.runs)
-    for made in make_all(runs, args.out) if args.which == "all" else [make(args.which, runs, args.out)]:
+    done = make_all(runs, args.out) if args.which == "all" else [make(args.which, runs, args.out)]
+    for note in dict.fromkeys(note for made in done for note in made.notes):
+        print(f"note: {note}")
+    for made in done:
         print("written: " + ", ".join(str(f) for f in made.files))
 
 

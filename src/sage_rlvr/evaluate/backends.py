@@ -1,5 +1,6 @@
 """Which backend draws the samples, and what is checked before it starts."""
 
+import hashlib
 import json
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,8 @@ from sage_rlvr.models import base_of, gguf_folder, is_adapter, load_model, load_
 from sage_rlvr.models.loading import resolved
 
 BACKENDS = ("auto", "vllm", "transformers")
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
+BLOCK, BLOCKS = 1 << 16, 64  # of each file: all of a small one, 4 MiB of a large one
 
 
 def choose(backend: str) -> str:
@@ -46,6 +49,30 @@ def sources(model: str, adapter: str | None) -> tuple[str, str | None]:
     if Path(found).is_dir() and not is_adapter(found):
         raise UserError(f"{adapter} is no adapter: it has no adapter_config.json; give a folder saved by PEFT.")
     return base, found
+
+
+def fingerprints(base: str, adapter: str | None) -> dict[str, str]:
+    """Field of the store's settings → what the files of the weights look like; what is on the Hub has none."""
+    sources = {"model_weights": base, "adapter_weights": adapter}
+    return {name: said for name, source in sources.items() if source and (said := _fingerprint(Path(source)))}
+
+
+def _fingerprint(source: Path) -> str | None:
+    """Of names, sizes and blocks spread over each file, both ends included: a second, where a whole hash takes minutes. It
+    stays the same where the files are copied or touched."""
+    inside = (f for pattern in WEIGHTS for f in source.glob(pattern) if f.is_file())
+    files = {"": source} if source.is_file() else {f.name: f for f in sorted(inside)}  # a GGUF file may be renamed
+    if not files:
+        return None
+    digest = hashlib.sha256()
+    for name, file in files.items():
+        size = file.stat().st_size
+        digest.update(f"{name} {size}\n".encode())
+        with file.open("rb") as f:
+            for i in range(BLOCKS):
+                f.seek(max(0, size - BLOCK) * i // (BLOCKS - 1))
+                digest.update(f.read(BLOCK))
+    return digest.hexdigest()[:16]
 
 
 def tokenizer_of(base: str, adapter: str | None, trust_remote_code: bool) -> Any:

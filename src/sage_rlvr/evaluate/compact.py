@@ -23,7 +23,7 @@ VERSION = 1
 def compact(folder: str | Path) -> dict[str, Any]:
     """The record of a run's folder, as JSON: task → problem → seed by seed [wrong, {right solution: times}, tokens]."""
     if not Path(folder, "store.json").is_file() and Path(folder, COUNTS).is_file():
-        return json.loads(Path(folder, COUNTS).read_text(encoding="utf-8"))
+        return _record(folder)
     counts, texts = counts_of(folder), _solutions(folder)
     tasks = {name: _task(task, texts) for name, task in counts.tasks.items()}
     about = {"run": counts.run, "model": counts.model, "settings": counts.settings, "notes": counts.notes}
@@ -54,13 +54,16 @@ def _task(task: TaskCounts, texts: dict[int, str]) -> dict[str, Any]:
 
 def from_compact(record: dict[str, Any], folder: str | Path = "") -> Counts:
     """Counts as ``counts_of`` gives them; a problem's right samples stand first."""
-    if record.get("version") != VERSION:
-        raise UserError(
-            f"{folder or 'the record'} is of version {record.get('version')} and this release reads {VERSION}."
-        )
-    tasks = {name: _arrays(name, task) for name, task in record["tasks"].items()}
-    notes = [*record["notes"], "counts without samples: majority votes and texts are not here"]
-    return Counts(str(folder), record["run"], record["model"], record["settings"], tasks, notes)
+    where = folder or "the record"
+    if not isinstance(record, dict) or record.get("version") != VERSION:
+        version = record.get("version") if isinstance(record, dict) else None
+        raise UserError(f"{where} is of version {version} and this release reads {VERSION}.")
+    try:
+        tasks = {name: _arrays(name, task) for name, task in record["tasks"].items()}
+        notes = [*record["notes"], "counts without samples: majority votes and texts are not here"]
+        return Counts(str(folder), record["run"], record["model"], dict(record["settings"]), tasks, notes)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as e:
+        raise UserError(f"{where}: counts.json lacks what such a record has; restore it from a copy.") from e
 
 
 def _arrays(name: str, task: dict[str, Any]) -> TaskCounts:
@@ -90,7 +93,14 @@ def _arrays(name: str, task: dict[str, Any]) -> TaskCounts:
 
 def read_compact(folder: str | Path) -> Counts | None:
     """What counts_of asks first; None where the folder has a store, or nothing of ours."""
-    path = Path(folder, COUNTS)
-    if Path(folder, "store.json").is_file() or not path.is_file():
+    if Path(folder, "store.json").is_file() or not Path(folder, COUNTS).is_file():
         return None
-    return from_compact(json.loads(path.read_text(encoding="utf-8")), folder)
+    return from_compact(_record(folder), folder)
+
+
+def _record(folder: str | Path) -> dict[str, Any]:
+    path = Path(folder, COUNTS)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise UserError(f"{path} cannot be read ({e}); restore it from a copy.") from e

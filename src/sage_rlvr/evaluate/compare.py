@@ -27,6 +27,8 @@ OWN = (
     "name",
     "model",
     "adapter",
+    "model_weights",
+    "adapter_weights",
     "revision",
     "out",
     "backend",

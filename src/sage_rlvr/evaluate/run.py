@@ -5,6 +5,7 @@ them out. Killed at any moment, the same command goes on; on CPU in float32 it e
 """
 
 import json
+import logging
 import queue
 import threading
 import time
@@ -18,11 +19,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate.backends import check_context, choose, make_backend, sources, tokenizer_of
+from sage_rlvr.evaluate.backends import check_context, choose, fingerprints, make_backend, sources, tokenizer_of
 from sage_rlvr.evaluate.sampling import Ask, Generation, Have, Request, Sampling, missing
 from sage_rlvr.models import write_whole
 from sage_rlvr.provenance import made_with
-from sage_rlvr.store.samples import Sample, SampleStore
+from sage_rlvr.store.samples import Asked, Sample, SampleStore
 from sage_rlvr.tasks import (
     Problem,
     PromptFormat,
@@ -40,6 +41,10 @@ from sage_rlvr.verify import Verdict, Verifier, extract_answer
 from sage_rlvr.verify.extract import CLOSE, OPEN
 
 QUEUE = 4  # batches of generations that may wait to be judged
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+# verdicts on a gold that may be the machine's fault
+UNSURE = ("timeout", "gold timeout", "worker died", "gold killed the worker")
+_log = logging.getLogger(__name__)
 
 
 def _field(default: Any, said: str) -> Any:
@@ -65,7 +70,9 @@ class EvalArguments:
     min_p: float = _field(0.01, "Drop tokens less likely than this share of the likeliest one's probability.")
     top_k: int = _field(0, "Keep this many of the likeliest tokens; 0: all.")
     max_tokens: int = _field(2048, "Longest completion; one that gets there is truncated, and counted apart.")
-    prompt_format: str = _field("paper", "Prompt format, as in training: paper, boxed or plain.")
+    prompt_format: str = _field(
+        "paper", "Prompt format, as in training: paper, boxed, plain, symbols, or a registered name."
+    )
     data_dir: str | None = _field(None, "Folder of local task files (default: $SAGE_RLVR_DATA, then ./data).")
     limit: int | None = _field(None, "Only the first problems of each task.")
     run: str | None = _field(None, "Name of the run in the store (default: the name of the folder).")
@@ -75,7 +82,9 @@ class EvalArguments:
     kv_cache_gib: float | None = _field(None, "vllm: GiB of KV cache, for engines that start side by side on one GPU.")
     verifier_workers: int | None = _field(None, "Processes that judge answers (default: one a CPU, 16 at most).")
     verifier_timeout_s: float = _field(5.0, "Seconds an answer may take to be judged.")
-    save_every_s: float = _field(60.0, "Seconds of sampling that a kill may cost at most.")
+    save_every_s: float = _field(
+        60.0, "Seconds that judged samples may wait to be written; a kill costs these and the batches in flight."
+    )
     trust_remote_code: bool = _field(False, "Run Python code that comes with the model.")
 
     def __post_init__(self) -> None:
@@ -96,6 +105,10 @@ class EvalArguments:
             raise UserError(f"n={self.n} and seeds={self.seeds}: give at least one sample and one seed, none below 0.")
         if self.kv_cache_gib is not None and self.kv_cache_gib <= 0:
             raise UserError(f"kv_cache_gib={self.kv_cache_gib} must be above 0, or left unset.")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise UserError(f"batch_size={self.batch_size} must be 1 or more, or left unset.")
+        if self.dtype not in DTYPES:
+            raise UserError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}.")
 
     def settings(self, backend: str, base: str, adapter: str | None) -> dict[str, Any]:
         """What every sample in the folder has in common. n, seeds, tasks and limit are not here: a run may be extended;
@@ -121,16 +134,17 @@ def evaluate(args: EvalArguments, console: Console | None = None) -> Path:
         if not asks:
             raise UserError(f"no problem of {', '.join(args.tasks)} has a gold that can be verified: check --data_dir.")
         longest = check_context(base, asks, how.max_tokens)
-        settings = args.settings(kind, base, adapter)
+        settings = args.settings(kind, base, adapter) | fingerprints(base, adapter)
         store = stack.enter_context(SampleStore(args.out, settings, shard_seconds=args.save_every_s))
-        write_whole(Path(args.out, "made.json"), json.dumps(made_with()) + "\n")
         _write_problems(Path(args.out, "problems.json"), {name: problems for name, (problems, _) in kept.items()})
+        write_whole(Path(args.out, "made.json"), json.dumps(made_with()) + "\n")
         for name, (problems, dropped) in kept.items():
             store.ask(name, [p.id for p in problems], args.n, args.seeds, dropped)
         have, present = _present(store, asks, args)
         total = len(asks) * len(args.seeds) * args.n
         if present == total:
             (console or Console()).print(f"{args.out} is complete: {total:,} samples are there.", highlight=False)
+            _say_rest(store, asks, args, console)
             return Path(args.out)
         engine = (args.batch_size, args.dtype, args.gpu_memory_utilization, args.trust_remote_code, args.kv_cache_gib)
         backend = make_backend(kind, base, adapter, tokenizer, how, longest, *engine)
@@ -140,19 +154,47 @@ def evaluate(args: EvalArguments, console: Console | None = None) -> Path:
         with ProgressLine(total, present, console) as line:
             run = args.run or Path(args.out).resolve().name
             Scribe(store, judges, golds, run, args.model, line).write(backend.generate(requests))
+        _say_rest(store, asks, args, console)
     return Path(args.out)
 
 
 def _kept(task: str, args: EvalArguments, judges: "Judges") -> tuple[list[Problem], list[str]]:
-    return keep_verifiable(load_task(task, args.data_dir, args.limit, split="test"), judges.of(task))
+    """(problems with a verifiable gold, ids of the others); golds that ran out of time are named as such."""
+    problems = load_task(task, args.data_dir, args.limit, split="test")
+    patient: Any = Patient(task, judges)
+    kept, dropped = keep_verifiable(problems, patient)
+    late = [p.id for p in problems if p.answer in patient.late and p.id in set(dropped)]
+    if late:
+        shown = ", ".join(late[:5]) + (", …" if len(late) > 5 else "")
+        _log.warning(
+            "%s: %d of them ran out of time, twice (%s): give --verifier_timeout_s more than %g and run it again.",
+            task, len(late), shown, args.verifier_timeout_s,
+        )  # fmt: skip
+    return kept, dropped
 
 
 def _write_problems(path: Path, asked: dict[str, list[Problem]]) -> None:
-    """What was asked, so that a reader of the samples sees it: task → id → question and gold. A later run adds its own."""
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    """What was asked, so that a reader of the samples sees it: task → id → question and gold. A later run adds its own; an
+    id that stood for another problem is refused, for its samples would be of both."""
+    known = _known_problems(path)
     for task, problems in asked.items():
-        known.setdefault(task, {}).update({p.id: {"question": p.question, "answer": p.answer} for p in problems})
+        here = known.setdefault(task, {})
+        for p in problems:
+            now = {"question": p.question, "answer": p.answer}
+            if here.setdefault(p.id, now) != now:
+                raise UserError(
+                    f"{path} has another question or answer for {p.id} of {task} than the task has now; give --out another "
+                    "folder, or the old data."
+                )
     write_whole(path, json.dumps(known, ensure_ascii=False) + "\n")
+
+
+def _known_problems(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return {task: dict(problems) for task, problems in known.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as e:
+        raise UserError(f"{path} cannot be read ({e}); remove it and run this again, it is written anew.") from e
 
 
 def _present(store: SampleStore, asks: Sequence[Ask], args: EvalArguments) -> tuple[Have, int]:
@@ -164,6 +206,33 @@ def _present(store: SampleStore, asks: Sequence[Ask], args: EvalArguments) -> tu
 
     cells = [(ask.task, ask.problem, seed) for ask in asks for seed in args.seeds]
     return have, sum(sum(i < args.n for i in have(cell)) for cell in cells)
+
+
+def _say_rest(store: SampleStore, asks: Sequence[Ask], args: EvalArguments, console: Console | None) -> None:
+    """Runs of several sizes in one folder: results count whole cells alone, so say what makes the rest of them whole."""
+    keys = store.done()
+    for task in args.tasks:
+        asked = store.problems[task]
+        cells = [(task, problem, seed) for problem in asked.problems for seed in asked.seeds]
+        lack = sum(max(0, asked.n - len(keys[cell] if cell in keys.rows else ())) for cell in cells)
+        if lack:
+            now = {ask.problem for ask in asks if ask.task == task}
+            (console or Console()).print(
+                f"{args.out}, {task}: {lack:,} of {len(cells) * asked.n:,} samples are missing, for n={asked.n} and "
+                f"{len(asked.seeds)} seeds were asked for in all; the same command with {_whole_flags(task, asked, now)} draws "
+                "them, and until then results leave their cells out.",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
+
+
+def _whole_flags(task: str, asked: Asked, now: set[str]) -> str:
+    """What must be said to ask for everything that was ever asked of the task; ``now``: the problems of this call."""
+    counted = asked.seeds == list(range(len(asked.seeds)))
+    seeds = str(len(asked.seeds)) if counted else " ".join(map(str, asked.seeds))
+    limit = "" if now >= {*asked.problems} else f" --limit {len(asked.problems) + len(asked.unverifiable)}"
+    return f"--tasks {task} --n {asked.n} --seeds {seeds}{limit}"
 
 
 def _asks(problems: Sequence[Problem], fmt: PromptFormat, tokenizer: Any) -> Iterator[Ask]:
@@ -198,6 +267,23 @@ class Judges:
         block = get_task(task).scorer == "knights-knaves"
         answers = [final_answer(text, self.fallback, block) for text in texts]
         return [Verdict(v, a, _reason(v, a)) for v, a in zip(scorer.score(texts, golds), answers)]
+
+
+class Patient:
+    """A scorer for golds: one that ran out of time, or whose worker died, is tried once more, when the machine may have
+    time. ``late``: the golds that ran out of it twice."""
+
+    def __init__(self, task: str, judges: Judges):
+        self.task, self.judges, self.late = task, judges, set[str]()
+
+    def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[float | None]:
+        verdicts = self.judges.judge(self.task, completions, answers)
+        again = [i for i, v in enumerate(verdicts) if v.reason in UNSURE]
+        second = self.judges.judge(self.task, [completions[i] for i in again], [answers[i] for i in again])
+        for i, verdict in zip(again, second):
+            verdicts[i] = verdict
+        self.late = {gold for gold, v in zip(answers, verdicts) if "timeout" in v.reason}
+        return [v.score for v in verdicts]
 
 
 def _reason(verdict: float | None, answer: str | None) -> str:
@@ -253,7 +339,14 @@ class Scribe:
 
     def _work(self) -> None:
         try:
-            while (batch := self.waiting.get()) is not None:
+            while True:
+                try:
+                    batch = self.waiting.get(timeout=0.5)
+                except queue.Empty:  # a batch may take longer than what is stored should wait
+                    self.store.flush_late()
+                    continue
+                if batch is None:
+                    return
                 self._store([g for g in batch if g.request.wanted])
                 self.waiting.task_done()
         except BaseException as e:

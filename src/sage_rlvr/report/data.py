@@ -65,15 +65,22 @@ def questions(evals: Sequence[EvalRun]) -> dict[str, dict[str, str]]:
     out: dict[str, dict[str, str]] = {}
     for run in evals:
         try:
-            known = json.loads((Path(run.folder) / "problems.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            known = _questions(Path(run.folder) / "problems.json")
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            run.notes.append("problems.json cannot be read, so its questions are not shown")
             continue
         for task, problems in known.items():
-            here = out.setdefault(task, {})
-            for name, problem in problems.items():
-                text = str(problem["question"])
-                here.setdefault(name, text if len(text) <= STATEMENT else text[:STATEMENT] + " …")
+            for name, text in problems.items():
+                short = text if len(text) <= STATEMENT else text[:STATEMENT] + " …"
+                out.setdefault(task, {}).setdefault(name, short)
     return out
+
+
+def _questions(path: Path) -> dict[str, dict[str, str]]:
+    known = json.loads(path.read_text(encoding="utf-8"))
+    return {task: {name: str(p["question"]) for name, p in problems.items()} for task, problems in known.items()}
 
 
 def finite(x: Any) -> Any:
@@ -118,10 +125,10 @@ def _eval_row(run: EvalRun) -> dict[str, Any]:
 
 
 def made_on(folder: str | Path) -> dict[str, Any]:
-    """made.json of an evaluation, where it is there."""
+    """made.json of an evaluation, where it is there and whole."""
     try:
-        return json.loads((Path(folder) / "made.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return dict(json.loads((Path(folder) / "made.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
         return {}
 
 

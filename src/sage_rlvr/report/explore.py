@@ -196,10 +196,9 @@ class Explorer(ThreadingHTTPServer):
         }
         try:
             super().__init__((HOST, port), Handler)
-        except OSError as e:
-            raise UserError(
-                f"port {port} cannot be used ({e.strerror}); choose another with --port, or 0 for any."
-            ) from e
+        except (OSError, OverflowError) as e:
+            why = e.strerror if isinstance(e, OSError) else "ports end at 65535"
+            raise UserError(f"port {port} cannot be used ({why}); choose another with --port, or 0 for any.") from e
         self.hosts = {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
 
     @property

@@ -1,6 +1,7 @@
 """Which folders under the given ones are runs, and what is wrong with those that cannot be shown."""
 
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -129,8 +130,9 @@ def _add_train(found: Found, name: str, folder: Path) -> None:
         notes.append("it has no run.json, so its settings are not known")
     except (OSError, ValueError) as e:
         notes.append(f"run.json cannot be read ({e})")
-    if not isinstance(record, dict):
-        record = {}
+    if not isinstance(record, dict) or not isinstance(record.get("settings", {}), dict):
+        notes.append("run.json is not of the form that train writes, so its settings are not known")
+        record = {k: v for k, v in record.items() if k != "settings"} if isinstance(record, dict) else {}
     version = record.get("version", RECORD_VERSION)
     if (
         isinstance(version, int) and version != RECORD_VERSION
@@ -162,7 +164,8 @@ def _read_log(path: Path) -> tuple[list[dict[str, Any]], int]:
         except ValueError:
             bad += 1
             continue
-        if isinstance(entry, dict) and isinstance(entry.get("step"), int | float):
+        step = entry.get("step") if isinstance(entry, dict) else None
+        if isinstance(step, int | float) and math.isfinite(step):
             out.append(entry)
         else:
             bad += 1

@@ -73,7 +73,7 @@ def _add_completions(data: dict[str, Any], found: Found, limit: int) -> list[lis
     chunks = choose(found.evals, data["tasks"], int(limit - _fixed(data) - 4096 * len(found.evals)))
     data["completions"] = [c.said() for c in chunks]
     data["traces"] = [{"count": c.traced, "with": finite(c.traced_with)} for c in chunks]
-    return [list(in_reading_order(c)) for c in chunks]
+    return [finite(list(in_reading_order(c))) for c in chunks]  # a stored log-prob may be nan
 
 
 def live_page(

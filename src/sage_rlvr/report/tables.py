@@ -145,7 +145,8 @@ def results_table(number: int, runs: Runs) -> Table:
             runs.missing(row, ours[row], "evaluation")
         found = runs.read(folders, results)
         for r in found:
-            table.notes += [f"{row} (ours) is {model_name(Path(r.folder))}, {_sizes(r)}", *_gaps(row, r)]
+            named = runs.read([Path(r.folder)], model_name)
+            table.notes += [f"{row} (ours) is {named[0] if named else 'unknown model'}, {_sizes(r)}", *_gaps(row, r)]
         table.rows[row] = [_result_cell(found, g, k, facts.get(row, {}).get((g, k))) for g, k in columns]
     return table
 
@@ -161,7 +162,7 @@ def _gaps(row: str, r: Results) -> list[str]:
 
 
 def _result_cell(found: Sequence[Results], group: str, k: int, fact: paper.Value | None) -> Cell:
-    """A run without k samples shows its largest k, and says so."""
+    """Where a run has fewer than k samples, all of the row are shown at the largest k they share, and the cell says so."""
     cell = Cell(paper=fact.mean if fact else None, paper_std=fact.std if fact else None)
     picked = []
     for r in found:
@@ -173,16 +174,15 @@ def _result_cell(found: Sequence[Results], group: str, k: int, fact: paper.Value
         else:
             pass_at = r.tasks[group].pass_at if group in r.tasks else None
         if pass_at:
-            own = max(x for x in pass_at if x <= k)
-            picked.append((own, pass_at[own]))
+            picked.append(pass_at)
     if not picked:
         return cell
-    own = min(x for x, _ in picked)
+    own = max(x for x in set.intersection(*map(set, picked)) if x <= k)  # 1 is in all
     cell.k = own if own != k else None
-    values = [e.value for x, e in picked if x == own]
+    values = [pass_at[own].value for pass_at in picked]
     cell.ours = float(np.mean(values))
     if len(values) == 1:
-        (one,) = (e for x, e in picked if x == own)
+        one = picked[0][own]
         cell.low, cell.high, cell.spread = one.low, one.high, one.seed_std
     else:
         cell.spread = float(np.std(values, ddof=1))

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from sage_rlvr.errors import UserError
 from sage_rlvr.store import lock
 from sage_rlvr.store.keys import Keys
-from sage_rlvr.store.settings import plain, refuse_other
+from sage_rlvr.store.settings import WEIGHTS, plain, refuse_other
 
 VERSION = 1
 FINISHES = ("stop", "length", "error")
@@ -110,11 +110,8 @@ class SampleStore:
             self._read_header(settings)
         else:
             self._open_writer(settings)
-        self.damaged = [p.name for p in self.shards() if not _whole(p)]  # cut short by something that is not us
-        if self.damaged:
-            _log.warning("%s: left out %d unreadable shards (%s).", folder, len(self.damaged), ", ".join(self.damaged))
-            if not readonly:
-                self._set_aside()
+        self.damaged: list[str] = []  # shards that something which is not us has spoilt
+        self._leave_out([p for p in self.shards() if not _whole(p)])
 
     # ---- opening ----------------------------------------------------------------------------------------------------
 
@@ -129,6 +126,7 @@ class SampleStore:
         try:
             if (self.folder / "store.json").exists() or self.shards():
                 self._read_header(settings)
+                self._learn(plain(settings or {}))
             else:
                 self.settings = plain(settings or {})
                 self._write_header()
@@ -143,25 +141,34 @@ class SampleStore:
     def _read_header(self, settings: Mapping[str, Any] | None) -> None:
         path = self.folder / "store.json"
         try:
-            header = json.loads(path.read_text())
+            header = json.loads(path.read_text(encoding="utf-8"))
             version = header["version"]
+            if version == VERSION:
+                self.settings = dict(header["settings"])
+                self.problems = {task: _asked(**asked) for task, asked in header["tasks"].items()}
         except FileNotFoundError as e:
             raise UserError(
                 f"{self.folder} holds no sample store (no store.json); name a folder that eval wrote."
             ) from e
-        except (OSError, ValueError, KeyError, TypeError) as e:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+            why = e if isinstance(e, OSError | ValueError) else "it lacks what a store's header has"
             raise UserError(
-                f"{path} cannot be read ({e}); restore it from a copy, or evaluate into a new folder."
+                f"{path} cannot be read ({why}); restore it from a copy, or evaluate into a new folder."
             ) from e
         if version != VERSION:
             raise UserError(
                 f"{path} is of version {version} and this release reads {VERSION}; use the release that "
                 "wrote it, or evaluate again."
             )
-        self.settings = header["settings"]
-        self.problems = {task: Asked(**asked) for task, asked in header["tasks"].items()}
         if settings is not None:
             refuse_other(self.folder, self.settings, plain(settings))
+
+    def _learn(self, given: dict[str, Any]) -> None:
+        """Where the weights lie now, and what their files look like if that was not known yet."""
+        now = self.settings | {name: given[name] for name in (*WEIGHTS, *WEIGHTS.values()) if name in given}
+        if now != self.settings:
+            self.settings = now
+            self._write_header()
 
     def _write_header(self) -> None:
         header = {
@@ -175,14 +182,16 @@ class SampleStore:
     def ask(
         self, task: str, problems: Iterable[str], n: int, seeds: Iterable[int], unverifiable: Iterable[str] = ()
     ) -> None:
-        """Records what will be sampled. Asking again adds: more problems, more seeds, a larger n."""
+        """Records what will be sampled. Asking again adds: more problems, more seeds, a larger n. A problem that is asked
+        after all is no longer unverifiable."""
         self._refuse_readonly("ask")
         old = self.problems.get(task, Asked([], 0, []))
+        asked = list(dict.fromkeys([*old.problems, *problems]))
         self.problems[task] = Asked(
-            list(dict.fromkeys([*old.problems, *problems])),
+            asked,
             max(n, old.n),
             sorted({*old.seeds, *map(int, seeds)}),
-            sorted({*old.unverifiable, *unverifiable}),
+            sorted({*old.unverifiable, *unverifiable} - {*asked}),
         )
         if self.problems[task] != old:
             self._write_header()
@@ -202,14 +211,19 @@ class SampleStore:
                 )
         self._since = self._since if self._waiting else time.monotonic()
         self._waiting.append(_to_batch(samples))
-        late = time.monotonic() - self._since >= self.shard_seconds
-        if late or self.waiting >= self.shard_rows or sum(b.nbytes for b in self._waiting) >= SHARD_BYTES:
+        if self.waiting >= self.shard_rows or sum(b.nbytes for b in self._waiting) >= SHARD_BYTES:
             self.flush()
+        self.flush_late()
 
     @property
     def waiting(self) -> int:
         """Samples that a kill would lose now."""
         return sum(b.num_rows for b in self._waiting)
+
+    def flush_late(self) -> None:
+        """Writes what waits if the oldest of it has waited ``shard_seconds``; for a writer to whom nothing comes for long."""
+        if self._waiting and time.monotonic() - self._since >= self.shard_seconds:
+            self.flush()
 
     def flush(self) -> None:
         """Writes what waits as one shard. If that fails it keeps waiting, and a later flush tries again."""
@@ -292,14 +306,28 @@ class SampleStore:
             self.flush()
         for path in self.shards():
             if path.name not in self.damaged:
-                with pq.ParquetFile(path) as file:
-                    yield from file.iter_batches(BATCH, columns=columns)
+                try:
+                    with pq.ParquetFile(
+                        path
+                    ) as file:  # all of it first: half a shard would be neither there nor missing
+                        batches = list(file.iter_batches(BATCH, columns=columns))
+                except (OSError, pa.ArrowException):
+                    self._leave_out([path])
+                else:
+                    yield from batches
 
-    def _set_aside(self) -> None:
-        """Unreadable shards go to FOLDER/damaged, so that the others read in one line; their samples count as not drawn."""
-        (self.folder / "damaged").mkdir(exist_ok=True)
-        for name in self.damaged:
-            os.replace(self.samples / name, self.folder / "damaged" / name)
+    def _leave_out(self, shards: list[Path]) -> None:
+        """Names unreadable shards. A writer moves them to FOLDER/damaged, so that the others read in one line; their samples
+        count as not drawn."""
+        if not shards:
+            return
+        names = [p.name for p in shards]
+        self.damaged += names
+        _log.warning("%s: left out %d unreadable shards (%s).", self.folder, len(names), ", ".join(names))
+        if not self.readonly:
+            (self.folder / "damaged").mkdir(exist_ok=True)
+            for path in shards:
+                os.replace(path, self.folder / "damaged" / path.name)
 
     # ---- re-scoring -------------------------------------------------------------------------------------------------
 
@@ -339,14 +367,25 @@ class SampleStore:
         return judged
 
     def _rescore_mark(self) -> dict[str, Any] | None:
+        """One that cannot be read stands for a re-scoring of which nothing is done."""
+        path = self.folder / "rescore.json"
         try:
-            return json.loads((self.folder / "rescore.json").read_text())
+            mark = json.loads(path.read_text(encoding="utf-8"))
+            return {"label": mark["label"], "left": [str(name) for name in mark["left"]]}
         except FileNotFoundError:
             return None
+        except (OSError, ValueError, KeyError, TypeError):
+            _log.warning("%s cannot be read, so all shards count as having their old verdicts: re-score again.", path)
+            return {"label": None, "left": [p.name for p in self.shards()]}
 
     def _refuse_readonly(self, what: str) -> None:
         if self.readonly:
             raise UserError(f"{what}: {self.folder} was opened with readonly=True; open it without.")
+
+
+def _asked(problems: Any, n: Any, seeds: Any, unverifiable: Any = ()) -> Asked:
+    """As a header has it; another shape is a TypeError or a ValueError here, not later."""
+    return Asked(list(problems), int(n), [int(seed) for seed in seeds], list(unverifiable))
 
 
 def _write_bytes(content: bytes, file: Any) -> None:

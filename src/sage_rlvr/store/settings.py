@@ -28,9 +28,24 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, t
     return {k: (x, y) for k, (x, y) in pairs.items() if x != y}
 
 
+# the name of what was sampled → a fingerprint of its files; not where it is on the Hub, nor in stores of earlier releases
+WEIGHTS = {"model": "model_weights", "adapter": "adapter_weights"}
+
+
 def refuse_other(folder: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Samples drawn under two settings never share a store."""
+    """Samples drawn under two settings never share a store. Weights are known by their files, where both sides have
+    looked: a folder that was moved is the same model, one whose files were replaced is not."""
     differs = differences(stored, given)
+    for source, files in WEIGHTS.items():
+        known = files in stored and files in given
+        if known and files not in differs:
+            differs.pop(source, None)
+        elif known and source not in differs:
+            raise UserError(
+                f"{folder} holds samples of other weights than {given[source]} has now; give --out another folder, or put "
+                "the old weights back."
+            )
+        differs.pop(files, None)
     if differs:
         said = "; ".join(f"{k} was {was!r} and is now {now!r}" for k, (was, now) in list(differs.items())[:3])
         raise UserError(

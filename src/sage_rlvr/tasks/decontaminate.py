@@ -1,15 +1,18 @@
 """Decontamination: training problems that are evaluation problems, word for word or nearly, found and dropped.
 
-Three rules, the first that holds gives the reason:
-  exact    the normalised texts are equal;
-  opening  their first 60 normalised characters are (most of these are re-worded at the end, to ask for an integer);
-  overlap  of the runs of 13 words in the shorter of the two, at least a share of 0.3 are in the other. Runs that more than
-           ten training problems have are phrases ("where m and n are relatively prime positive integers") and count on
-           neither side. An evaluation problem of 8 to 12 words must stand whole in the training problem; of fewer than 8,
-           only an exact match counts.
-Share, run length and phrase limit were set by reading the pairs they give on DAPO-Math-17k.
-Normalised: case, LaTeX markup and spacing, punctuation and white space are gone, operators stay; for opening and overlap
-drawings ([asy]…[/asy]) are gone too.
+Four rules, the first that holds gives the reason:
+  exact     the normalised texts are equal;
+  opening   their first 60 normalised characters are (most of these are re-worded at the end, to ask for an integer);
+  overlap   of the runs of 13 words in the shorter of the two, at least a share of 0.3 are in the other. Runs that more than
+            ten training problems have are phrases ("where m and n are relatively prime positive integers") and count on
+            neither side. An evaluation problem of 8 to 12 words must stand whole in the training problem; of fewer than 8,
+            only an exact match counts;
+  reworded  the golds are equal and, of the runs of 8 characters in the shorter of the two (its words, joined; 8 at least), a
+            share of 0.85 or more are in the other: a word is added or another taken.
+Shares, run lengths and phrase limit were set by reading the pairs they give on DAPO-Math-17k, those of reworded on MATH and
+GSM8K too.
+Normalised: case, LaTeX markup and spacing, punctuation and white space are gone, operators stay; but for exact, drawings
+([asy]…[/asy]) are gone too.
 """
 
 import logging
@@ -23,8 +26,9 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.tasks.loading import load_task
 from sage_rlvr.tasks.registry import TASKS, Problem
 
-REASONS = ("exact", "opening", "overlap")
+REASONS = ("exact", "opening", "overlap", "reworded")
 NGRAM, SHARE, OPENING = 13, 0.3, 60
+CHARACTERS, REWORDED = 8, 0.85
 SHORT = 8  # below this many words only an exact match counts
 PHRASE = 10  # a run that more training problems than this have is a phrase
 
@@ -57,7 +61,7 @@ class Pair:
     evaluation: Problem
     against: str  # the evaluation task's name
     reason: str  # one of REASONS
-    share: float  # of runs, for overlap; 1.0 else
+    share: float  # of runs, for overlap and reworded; 1.0 else
 
 
 @dataclass
@@ -96,8 +100,8 @@ class Report:
         out = []
         for p in sorted(self.pairs, key=lambda p: (REASONS.index(p.reason), p.against, p.evaluation.id)):
             if reason in (None, p.reason):
-                score = f" {p.share:.2f}" if p.reason == "overlap" else ""
-                how = {"exact": "is", "opening": "begins like", "overlap": "overlaps with"}[p.reason]
+                score = f" {p.share:.2f}" if p.reason in ("overlap", "reworded") else ""
+                how = dict(zip(REASONS, ("is", "begins like", "overlaps with", "rewords")))[p.reason]
                 out += [f"{p.reason}{score}: {p.train.id} {how} {p.evaluation.id} ({p.against})"]
                 out += [
                     f"  {side}: {' '.join(x.question.split())[:width]}"
@@ -132,15 +136,22 @@ def decontaminate(
     share: float = SHARE,
     opening: int = OPENING,
     missing: Mapping[str, str] | None = None,
+    reworded: float = REWORDED,
 ) -> Report:
-    """Drops what repeats an evaluation problem; opening=0 or share>1 turns a rule off."""
+    """Drops what repeats an evaluation problem; opening=0, share>1 or reworded>1 turns a rule off."""
     if ngram < SHORT:
         raise UserError(
             f"decontaminate: ngram={ngram} would match common phrases; use {SHORT} or more (the usual is {NGRAM})."
         )
     targets = [(name, p) for name, problems in against.items() for p in problems]
     found: dict[tuple[int, int], tuple[str, float]] = {}  # (train, target) → reason, share; the first rule wins
-    for rule in (_exact(train, targets), _openings(train, targets, opening), _overlaps(train, targets, ngram, share)):
+    rules = (
+        _exact(train, targets),
+        _openings(train, targets, opening),
+        _overlaps(train, targets, ngram, share),
+        _reworded(train, targets, reworded),
+    )
+    for rule in rules:
         for pair, how in rule.items():
             found.setdefault(pair, how)
     pairs = [Pair(train[i], targets[j][1], targets[j][0], *how) for (i, j), how in sorted(found.items())]
@@ -204,6 +215,32 @@ def _overlaps(train: Sequence[Problem], targets: _Targets, n: int, share: float)
             if part >= share:
                 out[i, j] = ("overlap", part)
     return out
+
+
+def _reworded(train: Sequence[Problem], targets: _Targets, share: float) -> _Found:
+    """One pass over the training set against an index of the targets' runs of characters, a gold at a time."""
+    target_runs = [_character_runs(p) for _, p in targets]
+    by_gold: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))  # gold → run → targets
+    for j, (_, p) in enumerate(targets):
+        index = by_gold[normalise(p.answer)]
+        for run in target_runs[j]:
+            index[run].append(j)
+    out: _Found = {}
+    for i, p in enumerate(train):
+        known = by_gold.get(normalise(p.answer), {})
+        runs = _character_runs(p) if known else set()
+        shared = Counter(j for run in runs for j in known.get(run, ()))
+        for j, count in shared.items():
+            part = count / min(len(runs), len(target_runs[j]))
+            if part >= share:
+                out[i, j] = ("reworded", part)
+    return out
+
+
+def _character_runs(p: Problem) -> set[str]:
+    words = _words(p)
+    text = "".join(words) if len(words) >= SHORT else ""
+    return {text[at : at + CHARACTERS] for at in range(len(text) - CHARACTERS + 1)}
 
 
 def _words(p: Problem) -> list[str]:

@@ -87,14 +87,43 @@ def chat_template(tokenizer: Any, fmt: str | PromptFormat = "paper") -> str:
     """The tokenizer's own template, or the paper's for a base model without one, and the format's prefix behind it.
 
     Set it once, ``tokenizer.chat_template = chat_template(tokenizer, "paper")``, and TRL, vLLM and transformers all begin
-    where the format says. Calling it again changes nothing.
+    where the format says. Calling it again changes nothing. A template that cannot take the format's turns is refused here,
+    before anybody renders with it.
     """
-    template = getattr(tokenizer, "chat_template", None) or _BASE_LAYOUT
+    fmt = get_format(fmt)
+    template = _template(tokenizer, fmt)
+    _apply(tokenizer, template, _messages(fmt, "1 + 1 = ?"), fmt)
+    return template
+
+
+def _template(tokenizer: Any, fmt: PromptFormat) -> str:
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:  # what it renders is tokenised with nothing added: a BOS that plain text gets has to be in it
+        template = ("{{ bos_token }}" if _own_bos(tokenizer) else "") + _BASE_LAYOUT
     if isinstance(template, dict):  # several named templates
         template = template.get("default") or next(iter(template.values()))
     for known in FORMATS.values():
         template = template.removesuffix(_opening(known))
-    return template + _opening(get_format(fmt))
+    return template + _opening(fmt)
+
+
+def _apply(tokenizer: Any, template: str, messages: list[dict[str, str]], fmt: PromptFormat) -> str:
+    from jinja2 import TemplateError
+
+    def text(turns: list[dict[str, str]]) -> str:
+        return tokenizer.apply_chat_template(turns, chat_template=template, tokenize=False, add_generation_prompt=True)
+
+    try:
+        return text(messages)
+    except TemplateError as e:
+        why = " ".join(str(e).split()).split(". ")[0].rstrip(".")
+    try:
+        text(messages[-1:])
+        mend = "use --prompt_format plain, which has no system turn"
+    except TemplateError:
+        mend = "mend the chat template in the model's folder (chat_template.jinja or tokenizer_config.json)"
+    whose = getattr(tokenizer, "name_or_path", "") or "the tokenizer"
+    raise UserError(f"the chat template of {whose} cannot render prompt format {fmt.name!r} ({why}): {mend}.")
 
 
 def to_messages(problem: Problem, fmt: str | PromptFormat = "paper") -> list[dict[str, str]]:
@@ -108,6 +137,10 @@ def to_messages(problem: Problem, fmt: str | PromptFormat = "paper") -> list[dic
         raise UserError(
             f"prompt format {fmt.name!r} names {e}, which {problem.id} does not have (it has {known})."
         ) from e
+    return _messages(fmt, user)
+
+
+def _messages(fmt: PromptFormat, user: str) -> list[dict[str, str]]:
     system = [{"role": "system", "content": fmt.system}] if fmt.system else []
     return [*system, {"role": "user", "content": user}]
 
@@ -118,8 +151,7 @@ def render(problem: Problem, fmt: str | PromptFormat = "paper", tokenizer: Any =
     messages = to_messages(problem, fmt)
     if tokenizer is None:
         return "\n\n".join([m["content"] for m in messages] + ([fmt.prefix] if fmt.prefix else []))
-    template = chat_template(tokenizer, fmt)
-    return tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=True)
+    return _apply(tokenizer, _template(tokenizer, fmt), messages, fmt)
 
 
 def rows(

@@ -50,7 +50,9 @@ class SFTRun:
     )
     task: str = field(default="openmathreasoning-mini", metadata={"help": "Task with worked solutions."})
     rows: int | None = field(default=None, metadata={"help": "Only the first rows of the task."})
-    prompt_format: str = field(default="paper", metadata={"help": "Prompt format: paper, boxed or plain."})
+    prompt_format: str = field(
+        default="paper", metadata={"help": "Prompt format: paper, boxed, plain, symbols, or a registered name."}
+    )
     data_dir: str | None = field(default=None, metadata={"help": "Folder of local task files."})
     decontaminate: bool = field(default=True, metadata={"help": "Drop problems that repeat an evaluation problem."})
     max_prompt_share: float = field(

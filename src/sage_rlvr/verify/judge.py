@@ -2,17 +2,20 @@ r"""The judge that runs in the workers: Math-Verify, without its timeouts (the p
 
 Gold and answer are read alike: tidied, wrapped as ``\boxed{…}``, and given to ``math_verify.parse`` with its default
 settings; then ``math_verify.verify(gold, answer)``, gold first, with its defaults (``strict=True``, six decimals).
-The verdict is Math-Verify's, but for what ``tidy`` and ``spellings`` mend and ``alike`` adds.
+The verdict is Math-Verify's, but for what ``tidy`` and ``spellings`` mend and ``alike`` and ``stated`` add.
 """
 
 import re
 from types import SimpleNamespace
 from typing import Any
 
+from sage_rlvr.verify.sentence import stated
+
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
-_DANGLING_POINT = re.compile(r"(?<=\d)\.(?![\d.])")
+# The point of 0.\overline{3}, and that of "1. 5", stays.
+_DANGLING_POINT = re.compile(r"(?<=\d)\.(?=(?:\s|\\,)*(?:$|[/,;)}=+*^A-Za-z-]|\\(?:text|mathrm|%)))")
 _SCIENTIFIC = re.compile(r"(?<![\w.\\])([+-]?\d+(?:\.\d+)?)[eE]\+?(-?\d{1,4})(?![\w.])")
-_SPACES = re.compile(r"\s+")
+_SPACES = re.compile(r"(?<!\w)\s+|\s+(?!\w)")  # that of "1 1/2" stays
 
 
 def compare_integers(gold: str, answer: str) -> bool | None:
@@ -52,7 +55,7 @@ def spellings(text: str) -> list[str]:
 
 
 def alike(gold: str, answer: str) -> bool:
-    """The same spelling but for spaces. Math-Verify can lose a gold's own spelling (the c of "a + b + c" is a unit to it)."""
+    """The same spelling but for spaces beside signs. Math-Verify can lose a gold's own (the c of "a + b + c" is a unit to it)."""
     return _SPACES.sub("", gold) == _SPACES.sub("", answer)
 
 
@@ -83,7 +86,9 @@ class MathJudge:
 
         gold, gold_parsed = parsed
         text = tidy(answer)
-        return alike(gold, text) or verify(gold_parsed, self._parse(text), timeout_seconds=None)
+        said = stated(text)
+        term = text if said is None else tidy(said)  # one reading, never two: a second would be a second guess
+        return alike(gold, text) or alike(gold, term) or verify(gold_parsed, self._parse(term), timeout_seconds=None)
 
     def _parse(self, text: str) -> list[Any]:
         from math_verify import parse
