@@ -47,6 +47,16 @@ def test_options_that_nobody_would_read_are_refused(toy):
     assert type(build(toy(mode="sync"))) is PPOTrainerSync
 
 
+def test_verls_legacy_trainer_refuses_options_it_would_not_read(toy):
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+
+    with pytest.raises(UserError, match=r"sage\.\* is set but verl's legacy trainer .*trainer\.use_v1=True"):
+        RayPPOTrainer(toy("+sage.guide=branch"), None, {}, None)
+    with pytest.raises(Exception) as plain:  # without ours it goes on, into what it was not given here
+        RayPPOTrainer(toy(mode="sync"), None, {}, None)
+    assert not isinstance(plain.value, UserError)
+
+
 ACTOR = "actor_rollout_ref.actor"
 REFUSED = {  # overrides → what the sentence names: the field, and the mend
     "no guide named": ([], ["sage.guide", "+sage.guide=branch"]),
@@ -72,6 +82,17 @@ REFUSED = {  # overrides → what the sentence names: the field, and the mend
     "rewards in the workers": (["+sage.guide=verified", "+sage.hold=False"], ["rewards", "sage.hold=True"]),
     "scaled by std": (
         ["+sage.guide=branch", *REWARD[:2]], ["norm_adv_by_std_in_grpo=True", "norm_adv_by_std_in_grpo=False"],
+    ),
+    "truncated sampling, a ratio over sequences": (
+        ["+sage.guide=branch", "actor_rollout_ref.rollout.top_p=0.95", "algorithm.rollout_correction.rollout_is=sequence"],
+        ["top_p=0.95", "rollout_is=token"],
+    ),
+    "truncated sampling, as old log-probs in the reward": (
+        ["+sage.guide=token", *REWARD, "actor_rollout_ref.rollout.top_k=50", "algorithm.rollout_correction.bypass_mode=True"],
+        ["top_k=50", "bypass_mode=False"],
+    ),
+    "a coefficient that follows the shaped KL": (
+        ["+sage.guide=branch", *REWARD, "algorithm.kl_ctrl.type=adaptive"], ["kl_ctrl.type=adaptive", "kl_ctrl.type=fixed"],
     ),
     "k3 in the reward": (["+sage.guide=branch", *REWARD, "algorithm.kl_penalty=low_var_kl"], ["low_var_kl", "kl_penalty=kl"]),
     "loss and reward": (["+sage.guide=branch", *REWARD[1:]], ["use_kl_in_reward=True", "turn one of them off"]),

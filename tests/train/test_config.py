@@ -48,6 +48,7 @@ class Greedy(Guide):
         ({"rarity": 0.5, "advantage": "beta"}, "rarity=0.5 pays above 1, where advantage='beta' ends"),
         ({"guide_center": "batch", "guide_hold": False}, "guide_center='batch' takes the mean over a rollout batch"),
         ({"dynamic_sampling": 1, "scale_rewards": "batch"}, "dynamic_sampling with scale_rewards='batch'"),
+        ({"generation_kwargs": {"top_p": 0.9, "min_p": 0.1}}, "generation_kwargs sets min_p, top_p"),
         ({"stop_strings": ["x"], "generation_kwargs": {"stop_strings": "y"}}, "stop_strings is set twice"),
         ({"advantage": "median"}, "advantage='median' is unknown"),
         ({"vllm_kv_cache_gib": 2.0}, "vllm_kv_cache_gib is for use_vllm=True with vllm_mode='colocate'"),

@@ -66,9 +66,23 @@ def make_plan(
     if prompt_tokens is not None and prompt_tokens < 1:
         raise UserError(f"--prompt_tokens {prompt_tokens} counts the longest prompt's tokens: give 1 or more.")
     run, args, model_args, bf16 = _parsed(argv, gpu)
+    for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "max_completion_length"):
+        if getattr(args, name) < 1:
+            raise UserError(f"{name}={getattr(args, name)} leaves nothing to plan: set it to 1 or more.")
     demand = demand_of(run, args, model_args, bf16, prompt_tokens)
     device = named_gpu(gpu) if gpu else this_machine(args.use_cpu, demand.autocast, probe_seconds)
-    memory = memory_of(demand, device.kind == "cuda", device.memory)
+    try:
+        memory = memory_of(demand, device.kind == "cuda", device.memory)
+    except UserError:
+        raise
+    except (
+        Exception
+    ) as e:  # the model is run, two layers of it, without memory: what fails there is the model's own code
+        why = f"{type(e).__name__}: {' '.join(str(e).split())}"[:160]
+        raise UserError(
+            f"no plan can be made for {demand.model} ({why}): plan follows decoder-only models of transformers whose layers are "
+            "alike, and LoRA on modules they have."
+        ) from e
     disk, folder = disk_of(run, args, demand, memory), Path(args.output_dir).absolute()
     there = next(p for p in [folder, *folder.parents] if p.exists())
     fits = memory.peak <= device.free
@@ -97,6 +111,7 @@ def _parsed(argv: list[str], gpu: str | None) -> tuple[Any, Any, Any, bool]:
 
 def _asked_bf16(argv: list[str]) -> bool | None:
     value: Any = load_recipe(argv[argv.index("--config") + 1]).get("bf16") if "--config" in argv else None
+    argv = [part for word in argv for part in (word.split("=", 1) if word.startswith("--bf16=") else [word])]
     if "--bf16" in argv:
         last = len(argv) - argv[::-1].index("--bf16")
         value = argv[last] if last < len(argv) and not argv[last].startswith("--") else True
@@ -151,7 +166,7 @@ def _changes(demand: Demand, cuda: bool) -> list[tuple[str, Demand]]:
     from peft import LoraConfig
 
     found: list[tuple[str, Demand]] = []
-    if demand.micro_batch > 1:
+    if demand.micro_batch % 2 == 0:
         half, twice = demand.micro_batch // 2, demand.accumulation * 2
         flags = f"--per_device_train_batch_size {half} --gradient_accumulation_steps {twice}"
         if demand.by_tokens:
@@ -161,7 +176,7 @@ def _changes(demand: Demand, cuda: bool) -> list[tuple[str, Demand]]:
         found.append(("--gradient_checkpointing true", replace(demand, checkpointing=True)))
     if demand.lora is None:
         lora = LoraConfig(r=8, target_modules=list(PROJECTIONS), task_type="CAUSAL_LM")
-        flags = f"--use_peft true --lora_r 8 --lora_target_modules {' '.join(PROJECTIONS)}"
+        flags = f"--use_peft true --lora_r 8 --lora_dropout 0 --lora_target_modules {' '.join(PROJECTIONS)}"
         found.append((flags, replace(demand, lora=lora)))
     elif demand.dtype == torch.float32 and demand.quantised is None:
         found.append(("--dtype bfloat16", replace(demand, dtype=torch.bfloat16)))

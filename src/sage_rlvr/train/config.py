@@ -314,6 +314,12 @@ class SAGEConfig(GRPOConfig):
             raise UserError(f"{which} needs multi_objective_aggregation='sum_then_normalize'.")
         if isinstance(self.stop_strings, str):
             self.stop_strings = [self.stop_strings]
+        fields_ = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"} & set(self.generation_kwargs or {})
+        if fields_:
+            raise UserError(
+                f"generation_kwargs sets {', '.join(sorted(fields_))}, which would win over the fields of that name and over "
+                "every check of them: set the fields."
+            )
         keys = set(self.generation_kwargs or {}) & {"stop_strings", "stop"}
         if self.stop_strings and keys:
             raise UserError(

@@ -6,6 +6,7 @@ import takes seconds and reaches into vLLM, and registers the trainer right afte
 goes wrong there is logged as an error. ``sage-rlvr doctor --verl`` proves the whole chain in the user's environment.
 """
 
+import functools
 import logging
 import sys
 from collections.abc import Callable
@@ -16,7 +17,10 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+from sage_rlvr.errors import UserError
+
 HOME = "verl.trainer.ppo.v1"  # whose import fills verl's table of trainers
+LEGACY = "verl.trainer.ppo.ray_trainer"  # the trainer of trainer.use_v1=False, which reads no options of ours
 MODE = "sage_sync"
 
 logger = logging.getLogger(__name__)
@@ -61,11 +65,32 @@ class _Then(Loader):
         self.then()
 
 
+def guard_legacy() -> None:
+    """``+sage.*`` under verl's legacy trainer would train without a word, and without a guide."""
+    trainer = sys.modules[LEGACY].RayPPOTrainer
+    theirs = trainer.__init__
+    if getattr(theirs, "refuses_sage", False):
+        return
+
+    @functools.wraps(theirs)
+    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        if config.get("sage") is not None:
+            raise UserError(
+                f"sage.* is set but verl's legacy trainer does not read it: set trainer.use_v1=True and "
+                f"trainer.v1.trainer_mode={MODE}."
+            )
+        theirs(self, config, *args, **kwargs)
+
+    __init__.refuses_sage = True  # type: ignore[attr-defined]
+    trainer.__init__ = __init__
+
+
 def _install() -> None:
-    if HOME in sys.modules:
-        register()
-    elif not any(isinstance(finder, AfterImport) and finder.name == HOME for finder in sys.meta_path):
-        sys.meta_path.insert(0, AfterImport(HOME, register))
+    for name, then in ((HOME, register), (LEGACY, guard_legacy)):
+        if name in sys.modules:
+            then()
+        elif not any(isinstance(finder, AfterImport) and finder.name == name for finder in sys.meta_path):
+            sys.meta_path.insert(0, AfterImport(name, then))
 
 
 _install()

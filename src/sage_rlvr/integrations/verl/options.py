@@ -63,6 +63,7 @@ def read_options(config: Any) -> Options:
     else:
         _check_anchor(options, config)
         _check_guide(options, guide, config)
+        _check_sampling(options, config)
     if options.seam == "loss" and _get(config, "distillation", "enabled", default=False):
         raise UserError(
             "sage on the loss seam replaces verl's loss, and so does distillation.enabled=True: turn it off."
@@ -182,6 +183,11 @@ def _check_reward(named: str, actor: Any, algorithm: Any) -> None:
         )
     if not _get(algorithm, "kl_ctrl", "kl_coef"):
         raise UserError(f"{named} with algorithm.kl_ctrl.kl_coef=0: set it above 0, or sage.guide=none.")
+    if _get(algorithm, "kl_ctrl", "type", default="fixed") != "fixed":
+        raise UserError(
+            f"{named} with algorithm.kl_ctrl.type={algorithm.get('kl_ctrl').get('type')}: the controller sees the KL to the "
+            "shaped anchor, which a guide makes small or negative, and lets the coefficient go to 0; set kl_ctrl.type=fixed."
+        )
     if algorithm.get("adv_estimator") not in ADVANTAGES:
         raise UserError(
             f"algorithm.adv_estimator={algorithm.get('adv_estimator')} with use_kl_in_reward: k1-reward is derived for "
@@ -191,6 +197,29 @@ def _check_reward(named: str, actor: Any, algorithm: Any) -> None:
         raise UserError(
             "algorithm.norm_adv_by_std_in_grpo=True with use_kl_in_reward blows the bonus up where a group's rewards are equal: "
             "set algorithm.norm_adv_by_std_in_grpo=False."
+        )
+
+
+def _check_sampling(options: Options, config: Any) -> None:
+    """Rollouts answer log-probs after truncation: over a whole sequence the ratio to them is the mass that was kept, token after
+    token, and as old log-probs in the reward they look like a KL that grows with the length."""
+    rollout = _get(config, "actor_rollout_ref", "rollout")
+    cut = [
+        f"{name}={_get(rollout, name)}"
+        for name, off in (("top_p", lambda p: p == 1), ("top_k", lambda k: k < 1))
+        if _get(rollout, name) is not None and not off(_get(rollout, name))
+    ]
+    correction = _get(config, "algorithm", "rollout_correction")
+    named = f"actor_rollout_ref.rollout.{' and '.join(cut)}"
+    if cut and _get(correction, "rollout_is") == "sequence":
+        raise UserError(
+            f"{named} with algorithm.rollout_correction.rollout_is=sequence shrinks a completion's gradient with every token "
+            "that was cut off: set rollout_is=token, or top_p=1 and top_k=-1."
+        )
+    if cut and options.estimator == "k1-reward" and _get(correction, "bypass_mode", default=False):
+        raise UserError(
+            f"{named} with algorithm.rollout_correction.bypass_mode=True puts what was cut off into the reward as a KL: set "
+            "bypass_mode=False, or top_p=1 and top_k=-1."
         )
 
 
