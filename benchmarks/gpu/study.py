@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -22,12 +23,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.provenance import made_with
 from sage_rlvr.study import page
 from sage_rlvr.study.plan import Study, load_study, read_folder
-from sage_rlvr.study.records import RUNS, keep, pack, unpack
+from sage_rlvr.study.records import BASE, RUNS, keep, pack, unpack
 from sage_rlvr.study.run import finished_runs, run_study, status_of
 from sage_rlvr.study.support import support_rows, training_curves
 
@@ -44,12 +46,22 @@ class TimeUp(Exception):
     """The minutes are over: what runs is told to write a checkpoint and end."""
 
 
+def time_up(number: int, frame: Any) -> None:
+    """SIGTERM: what is done is packed before the end."""
+    raise TimeUp
+
+
 def run(args: argparse.Namespace) -> int:
     os.environ |= {k: v for k, v in ENVIRONMENT.items() if k not in os.environ}
     out, began = Path(args.out or f"runs/{load_study(args.study).name}"), time.monotonic()
     to = Path(args.to or args.records)
     known = unpack([args.records], out) if Path(args.records, RUNS).is_file() else []
     print(f"{len(known)} finished runs taken from {args.records}", flush=True)
+    if "base" in known and not (out / "base" / "start.json").is_file():
+        raise UserError(
+            f"{args.records} has the base's samples and not its weights ({BASE}): put that file beside them."
+        )
+    before_us = signal.signal(signal.SIGTERM, time_up)
     mps = start_mps() if args.mps else False
     before = set(finished_runs(out)) if (out / "study.json").is_file() else set()
     failed: list[str] = []
@@ -57,8 +69,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         _, failed = run_study(args.study, out, args.jobs, clock, args.only, clock.admit)
     except TimeUp:
-        print(f"{args.minutes} minutes are over; the same command goes on", flush=True)
+        print(f"{args.minutes} minutes are over, or this was ended; the same command goes on", flush=True)
     finally:
+        signal.signal(signal.SIGTERM, before_us)
         clock.keeper.shutdown()
         done = pack(out, to, args.trained)
         session = {

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sage_rlvr.study.distance import Run, curve_at, excesses, like_for_like
+from sage_rlvr.train import SAGEConfig
 
 
 def cubic(kl, k):
@@ -133,6 +134,10 @@ def test_a_family_is_held_to_the_references_that_share_its_estimator():
     assert [f.above[8].mean for f in found.values()] == pytest.approx([0, 0.03, 0, 0], abs=1e-9)
     pooled = {f.family: f.above[8].mean for f in excesses(runs, ["a", "b"], draws=2)}
     assert pooled["another beta"] == pytest.approx(0.01), "one curve for both would call it better"
+
+
+def test_an_estimator_that_is_not_named_is_the_default():
+    assert SAGEConfig.__dataclass_fields__["anchor_estimator"].default == "k3"
 
 
 def test_too_few_references_of_an_estimator_are_held_to_all():

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +157,36 @@ def test_a_template_filled_in_goes_on_from_its_base(tmp_path):
     open_folder(template, tmp_path / "elsewhere")
     with pytest.raises(UserError, match="the run winner-s0 was made with other settings"):
         unpack([tmp_path / "more"], tmp_path / "elsewhere")
+
+
+def test_a_variant_has_the_seeds_that_either_side_gave_it(tmp_path):
+    few, more = (study(seeds=(0,), variants={"a": {"seeds": seeds}, "b": {}}) for seeds in ([0, 1], [0, 1, 2]))
+    for part, name in ((few, "few"), (more, "more")):
+        open_folder(part, tmp_path / name)
+        for run in part.runs():
+            finish(tmp_path / name, run, np.random.default_rng(0), 0.1)
+        write_whole(tmp_path / name / "base" / "start.json", json.dumps({"model": "m"}))
+        pack(tmp_path / name, tmp_path / "records" / name)
+    for order in (("few", "more"), ("more", "few")):
+        out = tmp_path / "-".join(order)
+        unpack([tmp_path / "records" / name for name in order], out)
+        assert list(finished_runs(out)) == ["base", "a-s0", "a-s1", "a-s2", "b-s0"]
+
+
+def test_the_folders_own_settings_stay_where_the_records_have_older_ones(tmp_path):
+    """Of what has not run: the records hold a base alone, made when the template said otherwise."""
+    open_folder(study(variants={"a": {}}), tmp_path / "old")
+    finish(tmp_path / "old", "base", np.random.default_rng(0), 0.1)
+    write_whole(tmp_path / "old" / "base" / "start.json", json.dumps({"model": "m"}))
+    pack(tmp_path / "old", tmp_path / "records")
+    now = replace(study(variants={"a": {}}), train={"max_steps": 7})
+    open_folder(now, tmp_path / "here")
+    (tmp_path / "here" / "a-s0").mkdir()
+    unpack([tmp_path / "records"], tmp_path / "here")
+    assert read_folder(tmp_path / "here") == now
+    open_folder(replace(now, evaluate={"tasks": ["t"], "n": 9}), tmp_path / "other")
+    with pytest.raises(UserError, match="whose evaluate is not that of the records"):
+        unpack([tmp_path / "records"], tmp_path / "other")
 
 
 def test_support_and_curves(folder):

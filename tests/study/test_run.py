@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -14,6 +16,7 @@ import yaml
 
 from sage_rlvr.study import run as study_run
 from sage_rlvr.study.plan import load_study
+from sage_rlvr.study.records import unpack
 from sage_rlvr.study.run import status_of
 from sage_rlvr.train.checkpoint import last_complete
 
@@ -186,6 +189,35 @@ def test_what_took_longest_at_other_seeds_goes_first_within_its_own(tmp_path, mo
     study_run.run_study(file, out, jobs=12)
     order = ["new-s5", "slow-s1", "quick-s1", "new-s1", "slower-s2", "slow-s2", "quick-s2", "new-s2"]
     assert asked == [["base"], order]
+
+
+def test_a_piece_that_is_told_to_end_packs_what_is_done(tmp_path):
+    file, to = tmp_path / "small.yaml", tmp_path / "records"
+    file.write_text(yaml.safe_dump(SMALL | {"seeds": [0, 1, 2, 3]}))
+    script = Path(__file__).parents[2] / "benchmarks" / "gpu" / "study.py"
+    command = [
+        sys.executable,
+        str(script),
+        "run",
+        "--study",
+        str(file),
+        "--records",
+        str(to),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    piece = subprocess.Popen([*command, "--jobs", "1", "--minutes", "9"], stdout=subprocess.PIPE, text=True)
+    guard = threading.Timer(GUARD_S, piece.kill)
+    guard.start()
+    try:
+        for line in piece.stdout:
+            if "base: done" in line:
+                piece.terminate()
+    finally:
+        guard.cancel()
+    assert piece.wait() == 0
+    assert "base" in unpack([to], tmp_path / "there")
+    assert "base" in json.loads((to / "sessions.json").read_text())[0]["finished"]
 
 
 # ---- a training that shares its process with vLLM ------------------------------------------------------------------

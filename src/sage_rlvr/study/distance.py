@@ -31,7 +31,7 @@ DEGREE = 3
 class Run:
     family: str
     variant: str
-    estimator: str | None  # of the KL, as the study sets it
+    estimator: str  # of the KL
     kl: float  # nats a token
     passes: dict[int, np.ndarray]  # k → (problems,) pass@k
 
@@ -129,7 +129,7 @@ def read_runs(out: str | Path, task: str) -> list[Run]:
     runs = []
     for run, (kl, counts) in found.items():
         cut, variant = counts.only(keep), study.variant_of(run)[0]
-        estimator = study.settings_of(run).get("anchor_estimator")
+        estimator = study.settings_of(run).get("anchor_estimator", "k3")  # SAGEConfig's own default
         n = cut.n * len(cut.seeds)
         ks = [k for k in (1, 16, 64) if k < n] + [n]
         passes = {k: pass_at_k(cut.totals, cut.rights, k) for k in ks}

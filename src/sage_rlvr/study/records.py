@@ -166,11 +166,20 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _join(study: Study, out: Path) -> None:
-    """A folder that holds the study already may have more seeds and variants than the records, and the other way round."""
+    """A folder that holds the study already may have more seeds and variants than the records, and the other way round. What
+    they say of the rest is the folder's; a run that was made otherwise is refused by itself."""
     if (out / RECORD).is_file():
         here = read_folder(out)
+        for part in ("name", "base", "evaluate"):
+            if getattr(here, part) != getattr(study, part):
+                raise UserError(f"{out} holds a study whose {part} is not that of the records: name another folder.")
         seeds = list(dict.fromkeys([*here.seeds, *study.seeds]))
-        study = replace(study, seeds=seeds, variants=study.variants | here.variants)
+        variants = study.variants | here.variants
+        for name in here.variants.keys() & study.variants.keys():
+            if "seeds" in here.variants[name] or "seeds" in study.variants[name]:  # as many as either has
+                both = dict.fromkeys([*here.seeds_of(name), *study.seeds_of(name)])
+                variants[name] = here.variants[name] | {"seeds": list(both)}
+        study = replace(here, seeds=seeds, variants=variants)
     open_folder(study, out)
 
 
