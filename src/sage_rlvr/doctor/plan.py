@@ -166,7 +166,7 @@ def _changes(demand: Demand, cuda: bool) -> list[tuple[str, Demand]]:
     from peft import LoraConfig
 
     found: list[tuple[str, Demand]] = []
-    if demand.micro_batch % 2 == 0:
+    if demand.micro_batch > 1 and (demand.by_tokens or demand.micro_batch % 2 == 0):
         half, twice = demand.micro_batch // 2, demand.accumulation * 2
         flags = f"--per_device_train_batch_size {half} --gradient_accumulation_steps {twice}"
         if demand.by_tokens:
