@@ -185,7 +185,7 @@ def test_the_folders_own_settings_stay_where_the_records_have_older_ones(tmp_pat
     unpack([tmp_path / "records"], tmp_path / "here")
     assert read_folder(tmp_path / "here") == now
     open_folder(replace(now, evaluate={"tasks": ["t"], "n": 9}), tmp_path / "other")
-    with pytest.raises(UserError, match="whose evaluate is not that of the records"):
+    with pytest.raises(UserError, match="whose evaluate differs"):
         unpack([tmp_path / "records"], tmp_path / "other")
 
 

@@ -10,9 +10,10 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.sampling import Ask, Backend, Sampling
 from sage_rlvr.models import base_of, gguf_folder, is_adapter, load_model, load_tokenizer
 from sage_rlvr.models.loading import resolved
+from sage_rlvr.store.settings import WEIGHTS
 
 BACKENDS = ("auto", "vllm", "transformers")
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
+FILES = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 BLOCK, BLOCKS = 1 << 16, 64  # of each file: all of a small one, 4 MiB of a large one
 
 
@@ -53,14 +54,14 @@ def sources(model: str, adapter: str | None) -> tuple[str, str | None]:
 
 def fingerprints(base: str, adapter: str | None) -> dict[str, str]:
     """Field of the store's settings → what the files of the weights look like; what is on the Hub has none."""
-    sources = {"model_weights": base, "adapter_weights": adapter}
-    return {name: said for name, source in sources.items() if source and (said := _fingerprint(Path(source)))}
+    sources = {"model": base, "adapter": adapter}
+    return {WEIGHTS[name]: said for name, source in sources.items() if source and (said := _fingerprint(Path(source)))}
 
 
 def _fingerprint(source: Path) -> str | None:
     """Of names, sizes and blocks spread over each file, both ends included: a second, where a whole hash takes minutes. It
     stays the same where the files are copied or touched."""
-    inside = (f for pattern in WEIGHTS for f in source.glob(pattern) if f.is_file())
+    inside = (f for pattern in FILES for f in source.glob(pattern) if f.is_file())
     files = {"": source} if source.is_file() else {f.name: f for f in sorted(inside)}  # a GGUF file may be renamed
     if not files:
         return None

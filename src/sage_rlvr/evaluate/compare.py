@@ -17,7 +17,7 @@ from sage_rlvr.evaluate import estimates
 from sage_rlvr.evaluate.counts import Counts, counts_of, shared
 from sage_rlvr.evaluate.intervals import RESAMPLES, bands
 from sage_rlvr.evaluate.results import without_nan
-from sage_rlvr.store.settings import differences
+from sage_rlvr.store.settings import WEIGHTS, differences
 
 VERSION = 1
 AVERAGE = "average"
@@ -25,10 +25,8 @@ ROUNDING = 1e-9  # equal rates from other numbers of samples differ in the last 
 OWN = (
     "run",
     "name",
-    "model",
-    "adapter",
-    "model_weights",
-    "adapter_weights",
+    *WEIGHTS,
+    *WEIGHTS.values(),
     "revision",
     "out",
     "backend",

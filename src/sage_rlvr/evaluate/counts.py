@@ -150,9 +150,8 @@ class _Tally:
         seeds = sorted({s for _, s in cells} | set(asked.seeds if asked else ()))
         problems = list(dict.fromkeys([*(asked.problems if asked else ()), *(p for p, _ in cells)]))
         doubtful = {p for (p, _), row in cells.items() if (self.state[row] == UNVERIFIABLE).any()}
-        unsampled = (
-            [p for p in asked.unverifiable if p not in set(problems)] if asked else []
-        )  # else it was judged after all
+        left_out = asked.unverifiable if asked else ()
+        unsampled = [p for p in left_out if p not in set(problems)]  # the others were judged after all
         dropped = [*unsampled, *(p for p in problems if p in doubtful)]
         problems = [p for p in problems if p not in set(dropped)]
         at = np.array([[cells.get((p, s), -1) for s in seeds] for p in problems], dtype=int).reshape(-1, len(seeds))

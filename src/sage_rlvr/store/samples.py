@@ -307,9 +307,8 @@ class SampleStore:
         for path in self.shards():
             if path.name not in self.damaged:
                 try:
-                    with pq.ParquetFile(
-                        path
-                    ) as file:  # all of it first: half a shard would be neither there nor missing
+                    with pq.ParquetFile(path) as file:
+                        # all of it first: half a shard would be neither there nor missing
                         batches = list(file.iter_batches(BATCH, columns=columns))
                 except (OSError, pa.ArrowException):
                     self._leave_out([path])

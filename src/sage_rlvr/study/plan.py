@@ -136,9 +136,7 @@ def open_folder(study: Study, out: Path) -> None:
     record, text = out / RECORD, json.dumps(asdict(study), indent=1, ensure_ascii=False)
     if record.is_file():
         mine, theirs = Study(**json.loads(text)), read_folder(out)
-        for part in ("name", "base", "evaluate"):
-            if getattr(theirs, part) != getattr(mine, part):
-                raise UserError(f"{out} holds a study whose {part} differs: name another --out, or set {part} back.")
+        refuse_other(theirs, mine, out)
         for run in (run for run in theirs.runs()[1:] if (out / run).is_dir()):
             now = mine.settings_of(run) if run in mine.runs() else {}
             was = theirs.settings_of(run)
@@ -150,6 +148,12 @@ def open_folder(study: Study, out: Path) -> None:
                 )
     out.mkdir(parents=True, exist_ok=True)
     write_whole(record, text + "\n")
+
+
+def refuse_other(theirs: Study, mine: Study, out: Path) -> None:
+    for part in ("name", "base", "evaluate"):
+        if getattr(theirs, part) != getattr(mine, part):
+            raise UserError(f"{out} holds a study whose {part} differs: name another --out, or set {part} back.")
 
 
 def read_folder(out: str | Path) -> Study:

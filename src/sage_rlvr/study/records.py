@@ -22,7 +22,7 @@ from sage_rlvr.evaluate.compact import COUNTS, compact
 from sage_rlvr.models import write_whole
 from sage_rlvr.models.folders import whole_folder
 from sage_rlvr.study.job import STATUS, start_model
-from sage_rlvr.study.plan import RECORD, Study, open_folder, read_folder
+from sage_rlvr.study.plan import RECORD, Study, open_folder, read_folder, refuse_other
 from sage_rlvr.study.run import finished_runs, status_of
 
 RUNS, BASE, TRAINED, ONE = "runs.jsonl.gz", "base.tar.gz", "trained", "record.json"
@@ -170,9 +170,7 @@ def _join(study: Study, out: Path) -> None:
     they say of the rest is the folder's; a run that was made otherwise is refused by itself."""
     if (out / RECORD).is_file():
         here = read_folder(out)
-        for part in ("name", "base", "evaluate"):
-            if getattr(here, part) != getattr(study, part):
-                raise UserError(f"{out} holds a study whose {part} is not that of the records: name another folder.")
+        refuse_other(here, study, out)
         seeds = list(dict.fromkeys([*here.seeds, *study.seeds]))
         variants = study.variants | here.variants
         for name in here.variants.keys() & study.variants.keys():

@@ -65,24 +65,28 @@ class _Then(Loader):
         self.then()
 
 
-def guard_legacy() -> None:
-    """``+sage.*`` under verl's legacy trainer would train without a word, and without a guide."""
-    trainer = sys.modules[LEGACY].RayPPOTrainer
+def refuse_unread_options(trainer: Any, why: Callable[[Any, Any], str | None]) -> None:
+    """``+sage.*`` that a trainer of verl's does not read would train without a word, and without a guide: it is refused when
+    the trainer is built, with what ``why(trainer, config)`` says (None: it is read)."""
     theirs = trainer.__init__
-    if getattr(theirs, "refuses_sage", False):
+    if getattr(theirs, "asks_for_sage", False):
         return
 
     @functools.wraps(theirs)
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        if config.get("sage") is not None:
-            raise UserError(
-                f"sage.* is set but verl's legacy trainer does not read it: set trainer.use_v1=True and "
-                f"trainer.v1.trainer_mode={MODE}."
-            )
+        said = why(self, config) if config.get("sage") is not None else None
+        if said:
+            raise UserError(f"sage.* is set but {said}.")
         theirs(self, config, *args, **kwargs)
 
-    __init__.refuses_sage = True  # type: ignore[attr-defined]
+    __init__.asks_for_sage = True  # type: ignore[attr-defined]
     trainer.__init__ = __init__
+
+
+def guard_legacy() -> None:
+    mend = f"set trainer.use_v1=True and trainer.v1.trainer_mode={MODE}"
+    legacy = sys.modules[LEGACY].RayPPOTrainer
+    refuse_unread_options(legacy, lambda self, config: f"verl's legacy trainer does not read it: {mend}")
 
 
 def _install() -> None:

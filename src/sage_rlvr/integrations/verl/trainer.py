@@ -5,7 +5,6 @@ reference pass we put ref + log q in the place of ref_log_prob: verl's KL loss a
 the guide must see the current policy, or the estimator is not one of verl's, the workers get our loss instead (loss.py).
 """
 
-import functools
 import logging
 import os
 import time
@@ -23,7 +22,7 @@ from verl.workers.utils.padding import response_to_nested
 
 from sage_rlvr.anchor import noise
 from sage_rlvr.errors import UserError
-from sage_rlvr.integrations.verl import MODE, loss, shape
+from sage_rlvr.integrations.verl import MODE, loss, refuse_unread_options, shape
 from sage_rlvr.integrations.verl.options import read_options
 
 logger = logging.getLogger(__name__)
@@ -185,24 +184,11 @@ class SageTrainer(PPOTrainerSync):
             print(f"sage: {folder} holds no {STATE}: it was trained without a guide, and goes on with one.", flush=True)
 
 
-def refuse_unread_options() -> None:
-    """``+sage.*`` under another trainer mode would be read by nobody: every V1 trainer refuses it when it is built."""
-    theirs = PPOTrainer.__init__
-    if getattr(theirs, "reads_sage", False):
-        return
-
-    @functools.wraps(theirs)
-    def __init__(self: Any, config: Any) -> None:
-        if config.get("sage") is not None and not isinstance(self, SageTrainer):
-            mode = config.trainer.v1.trainer_mode
-            raise UserError(
-                f"sage.* is set but trainer.v1.trainer_mode={mode} does not read it: set trainer_mode={MODE}."
-            )
-        theirs(self, config)
-
-    __init__.reads_sage = True  # type: ignore[attr-defined]
-    PPOTrainer.__init__ = __init__
+def _unread(trainer: Any, config: Any) -> str | None:
+    if isinstance(trainer, SageTrainer):
+        return None
+    return f"trainer.v1.trainer_mode={config.trainer.v1.trainer_mode} does not read it: set trainer_mode={MODE}"
 
 
 register_trainer(MODE)(SageTrainer)
-refuse_unread_options()
+refuse_unread_options(PPOTrainer, _unread)
