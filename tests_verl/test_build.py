@@ -148,3 +148,19 @@ def test_each_way_in_has_its_seam(name, toy, capsys):
     said = capsys.readouterr().out
     assert said.startswith("sage: ")  # one line, whatever verl's log level
     assert ("nothing is shaped" in said) == (seam == "none")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (["+sage.guide=branch", f"{ACTOR}.kl_loss_coef=0.07"], "estimator k3, beta=0.07,"),
+        (
+            ["+sage.guide=tempered", "+sage.estimator=forward", f"{ACTOR}.kl_loss_coef=0.07"],
+            "estimator forward, beta=0.07,",
+        ),
+        (["+sage.guide=branch", *REWARD, "algorithm.kl_ctrl.kl_coef=0.3"], "estimator k1-reward, beta=0.3,"),
+    ],
+)
+def test_the_first_line_names_estimator_and_coefficient(overrides, named, toy, capsys):
+    build(toy(*overrides))
+    assert named in capsys.readouterr().out

@@ -1,5 +1,6 @@
 """The driver seam on a real TransferQueue: what is read, what is written back, and which row a trajectory is."""
 
+import shutil
 import uuid
 from types import SimpleNamespace
 
@@ -7,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
+from verl.trainer.ppo.core_algos import kl_penalty
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from sage_rlvr.anchor import Signals, TokenGuide, anchor_reward
+from sage_rlvr.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("cluster")
 REWARD = (
@@ -75,6 +78,26 @@ def test_branch_writes_ref_plus_log_q(toy, padding):
     h = torch.cat([r["entropy"] for r in rows])[on]
     assert metrics["sage/active"] == pytest.approx((h > 1).float().mean().item())
     assert metrics["sage/q_max"] <= 1.4 + 1e-6
+    tq.kv_clear(keys=batch.keys, partition_id="train")
+
+
+@pytest.mark.parametrize("kind", ["low_var_kl", "low_var_kl+", "mse"])
+def test_the_share_that_verls_clamp_lets_go_is_logged(kind, toy):
+    """Counted from verl's own gradient on what was written: 0 exactly where its k3 is clamped. Its k3+ and k2 let none go."""
+    trainer = trainer_of(toy("+sage.guide=tempered", f"actor_rollout_ref.actor.kl_loss_type={kind}"))
+    batch, _, _ = a_batch(trainer, padding=2)
+    metrics = {}
+    trainer._shape(batch, metrics)
+    data = read(batch, "old_log_probs", "ref_log_prob", "response_mask")
+    logps = data["old_log_probs"].requires_grad_(True)
+    gradient = torch.autograd.grad(kl_penalty(logps, data["ref_log_prob"], kind).sum(), logps)[0]
+    let_go = (gradient == 0)[data["response_mask"].bool()].float().mean().item()
+    if kind == "low_var_kl":
+        assert metrics["sage/clamped"] == pytest.approx(let_go)
+        assert 0.05 < let_go < 0.95
+    else:
+        assert "sage/clamped" not in metrics
+        assert let_go == 0
     tq.kv_clear(keys=batch.keys, partition_id="train")
 
 
@@ -164,21 +187,69 @@ def test_an_update_that_was_not_shaped_stops_the_run(toy):
         trainer._update_actor(SimpleNamespace(extra_info={}), {})
 
 
-def test_a_resumed_run_keeps_its_guide(toy, tmp_path, monkeypatch):
+ACTOR = "actor_rollout_ref.actor"
+TEMPERED = "+sage.guide=tempered"
+CHANGED = {  # the run, what is changed when it goes on → what the sentence names
+    "an argument of the guide": (["+sage.guide=branch"], ["+sage.guide_args={ratio: 0.5}"], "ratio=0.3, this run has 0.5"),
+    "the guide": (["+sage.guide=branch"], [TEMPERED], "sage.guide=branch and this run has tempered"),
+    "no guide": (["+sage.guide=branch"], ["+sage.guide=none"], "sage.guide=branch and this run has none"),
+    "estimator": ([TEMPERED], [f"{ACTOR}.kl_loss_type=mse"], "sage.estimator=verl's k3 and this run has verl's k2"),
+    "estimator, from the loss to the reward": ([TEMPERED], REWARD, "sage.estimator=verl's k3 and this run has verl's k1-reward"),
+    "whose k3+": (
+        [TEMPERED, f"{ACTOR}.kl_loss_type=k3+"], ["+sage.estimator=k3+"], "sage.estimator=verl's k3+ and this run has k3+",
+    ),
+    "estimator without a guide": (
+        ["+sage.guide=none", "+sage.estimator=forward"], ["+sage.estimator=forward-value"],
+        "sage.estimator=forward and this run has forward-value",
+    ),
+    "coefficient": ([TEMPERED], [f"{ACTOR}.kl_loss_coef=0.1"], f"{ACTOR}.kl_loss_coef=0.05 and this run has 0.1"),
+    "coefficient in the reward": (
+        [TEMPERED, *REWARD], ["algorithm.kl_ctrl.kl_coef=0.1"], "algorithm.kl_ctrl.kl_coef=0.3 and this run has 0.1",
+    ),
+    "hold": ([TEMPERED], ["+sage.hold=false"], "sage.hold=True and this run has False"),
+    "center": ([TEMPERED], ["+sage.center=batch"], "sage.center=none and this run has batch"),
+    "seed": (["+sage.guide=token"], ["+sage.seed=1"], "sage.seed=0 and this run has 1"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def checkpoints(tmp_path, monkeypatch):
+    """Where they lie, as overrides. verl's own part needs workers; ours is the file beside it, and what is said on resume."""
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-    from sage_rlvr.errors import UserError
-
-    # verl's own part needs workers; ours is the file beside it, and what is said of it on resume
     def theirs(self):
         (tmp_path / "latest_checkpointed_iteration.txt").write_text(str(self.global_steps))
 
     monkeypatch.setattr(PPOTrainer, "_save_checkpoint", theirs)
     monkeypatch.setattr(PPOTrainer, "_load_checkpoint", lambda self: setattr(self, "global_steps", 3))
-    where = (f"trainer.default_local_dir={tmp_path}", "trainer.resume_mode=auto")
-    trainer_of(toy("+sage.guide=branch", *where), step=3)._save_checkpoint()
-    same = trainer_of(toy("+sage.guide=branch", *where))
+    return f"trainer.default_local_dir={tmp_path}", "trainer.resume_mode=auto"
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_resumed_run_keeps_its_anchor(name, toy, checkpoints):
+    run, change, named = CHANGED[name]
+    trainer_of(toy(*run, *checkpoints), step=3)._save_checkpoint()
+    same = trainer_of(toy(*run, *checkpoints))
     same._load_checkpoint()
     assert same.global_steps == 3
-    with pytest.raises(UserError, match=r"ratio=0\.3, this run has 0\.5"):
-        trainer_of(toy("+sage.guide=branch", "+sage.guide_args={ratio: 0.5}", *where))._load_checkpoint()
+    with pytest.raises(UserError) as error:
+        trainer_of(toy(*run, *change, *checkpoints))._load_checkpoint()
+    said = str(error.value)
+    assert named in said, said
+    assert "start a new run from" in said
+
+
+def test_a_resumed_run_keeps_its_reference_model(toy, checkpoints, tmp_path):
+    trainer_of(toy("+sage.guide=branch", *checkpoints), step=3)._save_checkpoint()
+    other = shutil.copytree(toy().actor_rollout_ref.model.path, tmp_path / "other")
+    with pytest.raises(UserError, match=r"actor_rollout_ref\.model\.path=.* and this run has .*other: resume with"):
+        trainer_of(toy("+sage.guide=branch", f"actor_rollout_ref.model.path={other}", *checkpoints))._load_checkpoint()
+
+
+def test_a_checkpoint_of_plain_verl_goes_on_and_it_is_said(toy, checkpoints, tmp_path, capsys):
+    trainer_of(toy("+sage.guide=none", *checkpoints), step=3)._save_checkpoint()
+    assert not (tmp_path / "global_step_3").exists()  # verl as it is
+    (tmp_path / "global_step_3").mkdir()
+    for guide, told in (("none", False), ("branch", True)):
+        trainer_of(toy(f"+sage.guide={guide}", *checkpoints))._load_checkpoint()
+        assert ("holds no sage.pt" in capsys.readouterr().out) == told

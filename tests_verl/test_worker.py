@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
-from verl.trainer.ppo.core_algos import agg_loss
+from verl.trainer.ppo.core_algos import agg_loss, kl_penalty
 from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
@@ -206,6 +206,20 @@ def test_loss_seam_noise_is_addressed_by_the_global_row(worker, toy, rollout):
     )
     penalty = anchor_penalty(wide(rollout, "logps"), wide(rollout, "ref"), log_q, "k3")
     assert metrics["kl_loss"] == pytest.approx(mean_per_token(penalty, rollout), rel=5e-4)
+
+
+def test_loss_seam_counts_what_verls_clamp_lets_go(worker, toy, rollout):
+    """Over two micro-batches: the share of counted tokens whose gradient verl's k3 sets to 0."""
+    ref = [x + 3.0 * (torch.arange(len(x)) % 3 == 1) for x in rollout["ref"]]
+    loss = sage_loss(toy, "+sage.guide=branch", "+sage.guide_args={threshold: 1.0}", "+sage.hold=false")
+    data = batch_of(rollout, ref=ref, calculate_entropy=True, **{KEY: 1, STEP: 0, MAX_STEPS: 10})
+    metrics, _ = update(worker, None, data, loss)
+    shaped = nested(ref).to_padded_tensor(0.0) + log_q_of(BranchGuide(threshold=1.0), rollout)
+    logps = wide(rollout, "logps").clone().requires_grad_(True)
+    gradient = torch.autograd.grad(kl_penalty(logps, shaped, "low_var_kl").sum(), logps)[0]
+    let_go = mean_per_token((gradient == 0).float(), rollout)
+    assert 0.05 < let_go < 0.95
+    assert metrics["sage/clamped"] == pytest.approx(let_go, rel=1e-5)
 
 
 def test_guide_off_on_the_loss_seam_is_verls_number(worker, toy, rollout):

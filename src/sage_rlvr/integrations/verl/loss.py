@@ -59,7 +59,8 @@ class SageLoss:
             shaped["ref_log_prob"] = response_to_nested(ref + log_q, lengths)
             loss, metrics = ppo_loss(self.config, model_output, shaped, dp_group)
         share = float(mask.sum()) * data["dp_size"] / max(data["batch_num_tokens"], 1)
-        return loss, metrics | _over_the_mini_batch(shape.measure(logps.detach(), ref, log_q, mask), share)
+        measured = shape.measure(logps.detach(), ref, log_q, mask, self.options.estimator)
+        return loss, metrics | _over_the_mini_batch(measured, share)
 
     def _fields(self, data: TensorDict) -> list[str]:
         names = ["response_mask", "old_log_probs", "ref_log_prob"]

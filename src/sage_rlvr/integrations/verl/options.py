@@ -37,6 +37,11 @@ class Options:
             return "loss"
         return "driver" if self.guide != "none" else "none"
 
+    @property
+    def coefficient(self) -> str:
+        """verl's field that holds β."""
+        return "algorithm.kl_ctrl.kl_coef" if self.estimator == "k1-reward" else "actor_rollout_ref.actor.kl_loss_coef"
+
     def make_guide(self) -> Guide | None:
         return make_guide(self.guide, **self.guide_args) if self.guide != "none" else None
 

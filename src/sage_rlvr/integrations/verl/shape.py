@@ -9,6 +9,7 @@ from sage_rlvr.anchor import Guide, Signals, tellable
 from sage_rlvr.errors import UserError
 
 PADDING_ROW = -1  # verl's synthetic rows count no token
+K3_CLAMP = 10.0  # verl's k3 is held there, and a token past it has no gradient
 
 
 def log_q(
@@ -58,9 +59,10 @@ def row_numbers(keys: Sequence[str], prompt_number: Mapping[str, int], per_promp
 
 
 @torch.no_grad()
-def measure(logps: Tensor, ref: Tensor, log_q: Tensor | None, mask: Tensor) -> dict[str, float]:
+def measure(logps: Tensor, ref: Tensor, log_q: Tensor | None, mask: Tensor, estimator: str) -> dict[str, float]:
     """Means over counted tokens, named as in our trainer for TRL: ``kl_ref`` is k3 toward the plain reference, ``kl`` toward the
-    shaped one, ``pseudo_kl`` the k1 mean of D̃(π‖q·π_ref); ``active`` the share of tokens with q ≠ 1."""
+    shaped one, ``pseudo_kl`` the k1 mean of D̃(π‖q·π_ref); ``active`` the share of tokens with q ≠ 1. Under k3, which is verl's
+    here, ``clamped`` is the share that its clamp lets go; k3+ takes the gradient of k2, and ours do not clamp."""
     on = mask.bool()
     count = on.sum().clamp(min=1)
     # one pass over the tokens that count, in float64 sums: a batch holds millions
@@ -70,12 +72,15 @@ def measure(logps: Tensor, ref: Tensor, log_q: Tensor | None, mask: Tensor) -> d
         return out
     shape = log_q[on]
     shaped, q = ratio + shape, tellable(shape).exp()
+    k3 = tellable(shaped).exp() - shaped - 1
     out |= {
-        "sage/kl": _mean(tellable(shaped).exp() - shaped - 1, count),
+        "sage/kl": _mean(k3, count),
         "sage/pseudo_kl": _mean(-shaped, count),
         "sage/q_mean": _mean(q, count),
         "sage/active": _mean(shape != 0, count),
     }
+    if estimator == "k3":
+        out["sage/clamped"] = _mean(k3 > K3_CLAMP, count)
     some = q.numel() > 0  # a micro-batch of padding rows counts none
     return out | {"sage/q_min": q.min().item() if some else 1.0, "sage/q_max": q.max().item() if some else 1.0}
 

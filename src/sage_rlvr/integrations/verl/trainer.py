@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import transfer_queue as tq
-from omegaconf import open_dict
+from omegaconf import OmegaConf, open_dict
 from tensordict import TensorDict
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -35,6 +35,7 @@ class SageTrainer(PPOTrainerSync):
     def __init__(self, config: Any):
         self.sage = read_options(config)
         self.guide = self.sage.make_guide()
+        self.beta = OmegaConf.select(config, self.sage.coefficient)
         self._prompt_number: dict[str, int] = {}  # uid → its number in this rollout batch
         self._shaped_step: int | None = None
         actor = config.actor_rollout_ref.actor
@@ -66,7 +67,10 @@ class SageTrainer(PPOTrainerSync):
         if o.seam == "none":
             said = "sage.guide=none: verl as it is, nothing is shaped"
         else:
-            said = f"{self.guide!r}, estimator {o.estimator}, {o.seam} seam, hold={o.hold}, center={o.center}, seed={o.seed}"
+            said = (
+                f"{self.guide!r}, estimator {o.estimator}, beta={self.beta}, {o.seam} seam, hold={o.hold}, center={o.center}, "
+                f"seed={o.seed}"
+            )
         print(f"sage: {said}", flush=True)  # verl's logging may be set to WARNING; this line must be seen
 
     # ---- the loss seam ---------------------------------------------------------------------------------------------
@@ -129,7 +133,7 @@ class SageTrainer(PPOTrainerSync):
             self._put(batch, {loss.LOG_Q: response_to_nested(log_q, lengths)})
         else:
             self._put(batch, {"ref_log_prob": response_to_nested(ref + log_q, lengths)})
-        metrics |= shape.measure(old, ref, log_q, mask)
+        metrics |= shape.measure(old, ref, log_q, mask, self.sage.estimator)
 
     def _put(self, batch: Any, fields: dict[str, torch.Tensor]) -> None:
         data = TensorDict(fields, batch_size=len(batch))
@@ -161,16 +165,30 @@ class SageTrainer(PPOTrainerSync):
 
     # ---- checkpoints -----------------------------------------------------------------------------------------------
 
+    def _anchor(self) -> dict[str, Any]:
+        """What pulls and toward what, by the fields that say so, the guide's arguments aside: they are in its own state."""
+        o = self.sage
+        return {
+            "sage.guide": o.guide,
+            "sage.estimator": o.estimator if o.own_loss else f"verl's {o.estimator}",
+            o.coefficient: self.beta,
+            "sage.hold": o.hold,
+            "sage.center": o.center,
+            "sage.seed": o.seed,
+            "actor_rollout_ref.model.path": self.config.actor_rollout_ref.model.path,  # π_ref
+        }
+
     def _save_checkpoint(self) -> None:
-        if self.guide is not None:  # before verl's own, whose last act says that the checkpoint is whole
+        if self.sage.seam != "none":  # before verl's own, whose last act says that the checkpoint is whole
             folder = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
             os.makedirs(folder, exist_ok=True)
-            torch.save(self.guide.state_dict(), os.path.join(folder, STATE))
+            guide = self.guide.state_dict() if self.guide is not None else None
+            torch.save({"anchor": self._anchor(), "guide": guide}, os.path.join(folder, STATE))
         super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
-        if self.guide is None or self.global_steps == 0:
+        if self.global_steps == 0:
             return
         trainer = self.config.trainer
         by_path = trainer.resume_mode == "resume_path"
@@ -179,9 +197,23 @@ class SageTrainer(PPOTrainerSync):
         )
         file = os.path.join(folder, STATE)
         if os.path.exists(file):
-            self.guide.load_state_dict(torch.load(file, weights_only=True))
-        else:
-            print(f"sage: {folder} holds no {STATE}: it was trained without a guide, and goes on with one.", flush=True)
+            self._go_on(folder, torch.load(file, weights_only=True))
+        elif self.sage.seam != "none":
+            print(
+                f"sage: {folder} holds no {STATE}: it was trained by verl as it is, and goes on with sage.", flush=True
+            )
+
+    def _go_on(self, folder: str, state: dict[str, Any]) -> None:
+        """Takes the guide's state; refuses another anchor than the checkpoint's, naming the field that differs."""
+        for name, value in self._anchor().items():
+            saved = state["anchor"].get(name, value)
+            if saved != value:
+                raise UserError(
+                    f"{folder} was trained with {name}={saved} and this run has {value}: resume with the saved value, or start a "
+                    "new run from its weights."
+                )
+        if self.guide is not None:
+            self.guide.load_state_dict(state["guide"])
 
 
 def _unread(trainer: Any, config: Any) -> str | None:
