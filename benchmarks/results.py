@@ -64,6 +64,9 @@ def study_page(records: Path, work: Path) -> Page:
     study, rows = read_folder(out), steady(study_rows(out))
     done = len(finished_runs(out))
     page.add(f"# Study {study.name}", overview(study, rows, done, records / "sessions.json"))
+    if unseen := done < len(study.runs()) and REFERENCES[0] in map(study.family_of, study.variants):
+        page.add("A confirmation is looked at once: until all runs are done, the numbers of its arms are not shown.")
+        rows = [row for row in rows if row.variant == "base"]
     for task in dict.fromkeys(row.task for row in rows):
         own = [row for row in rows if row.task == task]
         n = max(own[0].pass_at)
@@ -78,7 +81,8 @@ def study_page(records: Path, work: Path) -> Page:
             frontier_part(page, out, task, study if done == len(study.runs()) else None)
             distance_part(page, out, task)
             support_part(page, out, task)
-    training_part(page, study, steady(training_curves(out)))
+    if not unseen:
+        training_part(page, study, steady(training_curves(out)))
     return page
 
 

@@ -1,6 +1,7 @@
 """docs/results.md's tables of bases say what results/gpu/bases.json says, which the script's own lists describe."""
 
 import json
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -118,3 +119,36 @@ def test_rule_1_at_seed_0(tmp_path):
     assert without[1] <= base[1] - 0.1
     assert without[1] < weak[1] < strong[1]
     assert strong[0] < without[0]
+
+
+def test_the_search_is_told_as_its_page_has_it():
+    """The table of families, and each interval in the text below it, digit for digit but for leading zeros."""
+    page = (ROOT / "docs" / "results" / "frontier.md").read_text(encoding="utf-8")
+    page = page.split("## countdown-ltr-far")[0].replace("0.", ".").replace("-.", "−.")
+
+    def table(head):
+        lines = page.split(head, 1)[1].splitlines()[2:]
+        cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+        return {row[0]: row[1:] for row in cells[: [row[0] for row in cells].index("")]}
+
+    gains, above = table("| family | points | gain"), table("| family | curve of")
+    shown = {label.strip("`"): cells for label, *cells in rows_under("family | gain in pass@256 over")}
+    assert set(shown) == {family for family in gains if not family.startswith("grpo_")}
+    for family, (gain, *excess) in shown.items():
+        assert gain == gains[family][2].split(" on ")[0], family
+        assert excess == [above[family][i] for i in (3, 4, 6)], family
+    said = PAGE.split("By the rules:")[1].split("### Confirmation")[0]
+    quoted = re.findall(r"[+−]\.\d{3} \[[+−]\.\d{3}, [+−]\.\d{3}\]", said)
+    assert len(quoted) > 4
+    assert [x for x in quoted if x not in page] == []
+    guides = {f: gains[f][2] for f in shown if f.startswith(("branch", "tempered", "verified"))}
+    assert len(guides) == 10
+    sizes = {f: 1.43 * (high + low) / 2 for f, g in guides.items() for low, high in [_ends(g)]}
+    smallest, largest = min(sizes, key=sizes.get), max(sizes, key=sizes.get)
+    assert f"A gain of {short(sizes[smallest])} (`{smallest}`) to {short(sizes[largest])} (`{largest}`)" in said
+
+
+def _ends(gain):
+    """How far an interval reaches below and above 0."""
+    low, high = re.search(r"\[(\S+), (\S+)\]", gain.replace("−", "-")).groups()
+    return -float(low), float(high)

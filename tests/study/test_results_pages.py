@@ -221,6 +221,23 @@ def test_rule_3_takes_the_highest_lower_end_and_does_without_guides(tmp_path):
     assert re.search(r"Of all families.* the highest gain has `wild`", said("none"))
 
 
+def test_who_was_tried_at_fewer_settings_than_the_reference_is_not_ranked(tmp_path):
+    """However high its gain. As many are enough (the highest mean), and more are no fault (the highest lower end)."""
+    script, settings = runpy.run_path(str(SCRIPT)), {"grpo_k3": 2, "few": 1, "as_many": 2, "more": 3}
+    gains = {"grpo_k3": None, "few": Interval(0.5, 0.4, 0.6), "as_many": Interval(0.05, -0.1, 0.2),
+             "more": Interval(0.02, 0.01, 0.03)}  # fmt: skip
+    flat = np.full((2, 4), 0.2), np.full((2, 4), 0.5)
+    families = {f: [Point(f"{f}+beta0.{i}", *flat) for i in range(1, n + 1)] for f, n in settings.items()}
+    variants = {p.variant: {"guide": "branch"} for f in ("few", "as_many", "more") for p in families[f]}
+    study = Study("search", variants=variants, evaluate={"tasks": ["t"]}, **PARTS)
+    found = {f: Frontier(f, {}, [], None, None, gain) for f, gain in gains.items()}
+    page = script["Page"]("search", tmp_path / "search")
+    script["rules_part"](page, study, families, {"grpo_k3": found}, 8)
+    said = page.text[1]
+    assert "Rule 3: of the guides the highest lower end has `more`" in said
+    assert re.search(r"Of all families.* the highest gain has `as_many`", said)
+
+
 SENTENCES = {  # its rates at both settings → what rule 4 says of it against grpo_k3's
     r"`winner` moves the frontier, \+": ((0.5, 0.12), (0.2, 0.25)),
     r"`winner`: no detectable difference, .*; one of 0\.\d+ would have been found four times in five": (
@@ -240,6 +257,19 @@ def test_a_confirmation_moves_the_frontier_or_says_what_it_could_have_seen(tmp_p
     make_study(tmp_path, "confirm", variants, left_out=0)
     assert script("--root", tmp_path)[0] == 0
     assert re.search(f"Rule 4: {sentence}", (tmp_path / "docs" / "results" / "confirm.md").read_text())
+
+
+def test_a_confirmation_is_looked_at_once(tmp_path, script, monkeypatch):
+    """Before its last run is done, its page has the base and how far it is."""
+    variants = {f"{family}+beta{beta}": {} for family in ("reference", "grpo_k1") for beta in ("0.1", "0.4")}
+    for v in variants:
+        monkeypatch.setitem(RATES, v, RATES[f"grpo_k3+{v.split('+')[1]}"])
+    make_study(tmp_path, "confirm", variants, left_out=1)
+    assert script("--root", tmp_path)[0] == 0
+    (page,) = made_in(tmp_path).values()
+    assert "8 of 9 done" in page.decode()
+    assert "| base |" in page.decode()
+    assert not re.search(r"\+beta|Rule|## Training", page.decode())
 
 
 def test_rule_4_tells_below_from_undecided_and_how_much_it_could_have_seen():
