@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     to = Path(args.to or args.records)
     known = unpack([args.records], out) if Path(args.records, RUNS).is_file() else []
     print(f"{len(known)} finished runs taken from {args.records}", flush=True)
-    if "base" in known and not (out / "base" / "start.json").is_file():
+    if status_of(out, "base")["state"] == "done" and not (out / "base" / "start.json").is_file():
         raise UserError(
             f"{args.records} has the base's samples and not its weights ({BASE}): put that file beside them."
         )
@@ -128,17 +128,24 @@ class Watch:
 
 def start_mps() -> bool:
     """NVIDIA's service that lets several processes' kernels run at the same time; without it they take turns. Where it starts
-    but serves nobody, every run would fail: it is tried, and stopped again."""
+    but serves nobody, every run would fail: it is tried, and stopped again. One that runs already is shared, never stopped."""
     found = shutil.which("nvidia-cuda-mps-control")
     if found is None:
         print("no nvidia-cuda-mps-control here: the runs take turns on the card", flush=True)
         return False
-    if subprocess.run([found, "-d"], check=False).returncode != 0:
+    asked = subprocess.run([found], input=b"get_server_list\n", capture_output=True, check=False)
+    there = asked.returncode == 0  # an earlier piece's, or of a study beside this one; 1: no service runs
+    if not there and subprocess.run([found, "-d"], check=False).returncode != 0:
         return False
     tried = "import torch; torch.ones(1, device='cuda').item()"
     with suppress(subprocess.SubprocessError):
         subprocess.run([sys.executable, "-c", tried], check=True, timeout=60)
         return True
+    if there:
+        raise UserError(
+            "the nvidia-cuda-mps-control that runs here serves nobody, so every run would fail: end it "
+            "(echo quit | nvidia-cuda-mps-control) and run this again."
+        )
     print("nvidia-cuda-mps-control serves nobody here: stopped, the runs take turns on the card", flush=True)
     subprocess.run([found], input=b"quit\n", check=False)
     return False

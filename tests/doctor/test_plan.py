@@ -213,6 +213,21 @@ def test_what_each_setting_costs(place, monkeypatch):
     assert cache == 8 * plain.demand.length * 2 * 640 * 6 * 2  # rows · tokens · (k, v) · width · layers · bf16
 
 
+@pytest.mark.parametrize(
+    ("asked", "size"),
+    [(["--bf16=false"], 4), (["--bf16", "false"], 4), (["--bf16=true"], 2), (["--bf16", "true"], 2), ([], 2)],
+)
+def test_bf16_is_planned_as_asked_in_every_spelling(asked, size, place, monkeypatch):
+    """On a card that is not here: the last word counts, and with none it is on."""
+    monkeypatch.chdir(place)
+    at = SETTINGS.index("--bf16")
+    earlier = ["--bf16", "true" if size == 4 else "false"] if asked else []
+    flags = [*SETTINGS[:at], *SETTINGS[at + 2 :], *RUNS["small"], *earlier, *asked]
+    plan = make_plan(flags, gpu="h100")
+    cache = {p.name: p.bytes for p in plan.memory.phases["generation"]}["KV cache"]
+    assert cache == 8 * plan.demand.length * 2 * 64 * 2 * size  # rows · tokens · (k, v) · width · layers · bytes
+
+
 def test_tokens_steps_and_disk(place, monkeypatch):
     monkeypatch.chdir(place)
     plan = make_plan([*SETTINGS, *WIDE, "--gradient_accumulation_steps", "2", "--save_strategy", "steps", "--save_steps", "1",
@@ -237,6 +252,19 @@ def test_what_does_not_fit_comes_with_what_helps(tmp_path, monkeypatch):
     assert all(peak < plan.memory.peak for peak in helps.values())
     for mend, peak in (plan.mends[0], next(m for m in plan.mends if "lora" in m[0])):  # the promise holds
         assert make_plan([*flags, *mend.split()], gpu="a100-80g").memory.peak == pytest.approx(peak, rel=0.02)
+
+
+@pytest.mark.parametrize(("rows", "halved"), [(16, True), (15, False)])
+def test_a_batch_is_halved_where_that_leaves_as_many_rows(rows, halved, tmp_path, monkeypatch):
+    """An odd one would lose a row, and with it the experiment its batch."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    flags = ["--config", "full_3b", "--gradient_checkpointing", "false", "--per_device_train_batch_size", str(rows),
+             "--gradient_accumulation_steps", "8"]  # fmt: skip
+    plan = make_plan(flags, gpu="a100-80g")
+    assert "--gradient_checkpointing true" in dict(plan.mends)
+    batches = [mend.split() for mend, _ in plan.mends if "batch_size" in mend]
+    assert batches == [["--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "16"]] * halved
 
 
 def test_a_token_budget_is_what_a_pass_holds(tmp_path, monkeypatch):

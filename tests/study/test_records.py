@@ -234,6 +234,30 @@ def test_the_script_says_in_a_sentence_what_is_wrong(tmp_path, monkeypatch, caps
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_a_base_without_its_weights_is_asked_for_before_anything_runs(tmp_path, monkeypatch, capsys):
+    """A study that made its base: its samples and its weights lie in two files, and one was left behind."""
+    file, here, records = tmp_path / "small.yaml", tmp_path / "here", tmp_path / "records"
+    file.write_text(yaml.safe_dump(SMALL))
+    open_folder(load_study(file), here)
+    finish(here, "base", np.random.default_rng(0), 0.1)
+    (here / "base" / "model").mkdir()
+    write_whole(here / "base" / "start.json", json.dumps({"model": str(here / "base" / "model")}))
+    pack(here, records)
+    weights = (records / BASE).replace(tmp_path / BASE)
+    script = runpy.run_path(str(SCRIPT))
+    for name, value in script["ENVIRONMENT"].items():
+        monkeypatch.setenv(name, value)
+    argv = ["study.py", "run", "--study", file, "--records", records, "--out", tmp_path / "there", "--only", "none"]
+    monkeypatch.setattr(sys, "argv", [*map(str, argv)])
+    for _ in range(2):  # the records are laid out by now
+        with pytest.raises(SystemExit) as end:
+            script["main"]()
+        assert end.value.code == 2
+        assert f"not its weights ({BASE})" in capsys.readouterr().err
+    weights.replace(records / BASE)
+    assert script["main"]() == 0
+
+
 def test_no_run_is_started_that_would_not_end_in_time(monkeypatch):
     script, now = runpy.run_path(str(SCRIPT)), [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -268,17 +292,43 @@ def test_how_long_a_run_takes_is_learnt_from_runs_alone(monkeypatch):
     assert watch.took == [100.0]
 
 
-@pytest.mark.parametrize("serves", [True, False])
-def test_an_mps_that_serves_nobody_is_stopped(tmp_path, monkeypatch, serves):
-    """It starts, and a process that asks for the card gets it or not; then it must be told to quit."""
-    control, heard = tmp_path / "nvidia-cuda-mps-control", tmp_path / "heard"
-    control.write_text(f'#!/bin/sh\n[ "$1" = "-d" ] || cat > {heard}\n')
+MPS = """#!/bin/sh
+if [ "$1" = "-d" ]; then [ ! -f {0} ] && touch {0}; exit; fi
+[ -f {0} ] || exit 1
+read -r asked
+[ "$asked" != quit ] || rm {0}
+"""
+
+
+@pytest.fixture
+def service(tmp_path, monkeypatch):
+    """The file that is there as long as an nvidia-cuda-mps-control runs: it starts once, and answers 1 when it is not there."""
+    control, running = tmp_path / "nvidia-cuda-mps-control", tmp_path / "running"
+    control.write_text(MPS.format(running))
     control.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    return running
+
+
+@pytest.mark.parametrize("serves", [True, False])
+def test_an_mps_that_serves_nobody_is_stopped(service, monkeypatch, serves):
+    """It starts, and a process that asks for the card gets it or not; then it must be told to quit."""
     script = runpy.run_path(str(SCRIPT))
     monkeypatch.setattr(sys, "executable", shutil.which("true" if serves else "false"))
     assert script["start_mps"]() is serves
-    assert heard.is_file() is not serves
+    assert service.is_file() is serves
+
+
+def test_an_mps_that_runs_already_is_shared_and_never_stopped(service, monkeypatch):
+    """As an earlier piece leaves it, or a study beside this one: the runs go through it, and the session says so."""
+    script = runpy.run_path(str(SCRIPT))
+    service.touch()
+    monkeypatch.setattr(sys, "executable", shutil.which("true"))
+    assert script["start_mps"]() is True
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with pytest.raises(UserError, match=r"serves nobody.*echo quit \| nvidia-cuda-mps-control"):
+        script["start_mps"]()
+    assert service.is_file(), "others may be served by it"
 
 
 def test_a_model_the_study_did_not_make_stays_where_it_is(folder, tmp_path):

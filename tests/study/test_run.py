@@ -148,6 +148,42 @@ def test_ctrl_c_asks_every_run_first_then_waits_and_kills_only_what_does_not_end
     assert ended == [("grpo-s0", "waited"), ("grpo-s0", "killed"), ("branch-s0", "waited")]
 
 
+def test_runs_that_do_not_end_are_waited_for_together(tmp_path, monkeypatch):
+    """24 that do not listen take a minute, not one each; one that ends in that minute is not killed, however late it is asked."""
+    file, now, killed = tmp_path / "small.yaml", [0.0], []
+    file.write_text(yaml.safe_dump(SMALL | {"seeds": list(range(12))}))
+    study = load_study(file)
+    *stuck, last = study.runs()[1:]
+
+    class Process:
+        def __init__(self, run):
+            self.run = run
+
+        def poll(self):
+            return None
+
+        def send_signal(self, number):
+            pass
+
+        def wait(self, timeout):
+            assert timeout >= 0
+            if self.run in stuck:
+                now[0] += timeout
+                raise subprocess.TimeoutExpired("job", timeout)
+
+        def kill(self):
+            killed.append(self.run)
+
+    def interrupt(study, out):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study_run, "_start", lambda out, run, jobs, slot, warm: Process(run))
+    monkeypatch.setattr(study_run.time, "monotonic", lambda: now[0])
+    with pytest.raises(KeyboardInterrupt):
+        study_run._run(study, tmp_path / "out", [*stuck, last], 24, interrupt, None)
+    assert (len(stuck), killed, now[0]) == (23, stuck, 60.0)
+
+
 def test_one_more_starts_only_when_it_is_admitted(tmp_path, monkeypatch):
     """Three places, and two runs at most by the caller's word; all are run in the end."""
     file, going, most = tmp_path / "small.yaml", [], []

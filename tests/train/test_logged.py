@@ -1,6 +1,7 @@
 """What a run says: metrics, log.jsonl, progress, the card, held-out pass@k."""
 
 import json
+import random
 
 import numpy as np
 import pytest
@@ -127,10 +128,11 @@ def test_the_card_names_guide_estimator_and_anchor(folder, tmp_path):
 
 def test_held_out_pass_at_k_is_measured_and_changes_nothing(folder, tmp_path):
     def parity(completions, **kwargs):
+        random.random(), np.random.random()  # as vLLM draws from both
         return [float(len(c) % 2) for c in completions]
 
     rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(5)]
-    histories = {}
+    histories, next_draws = {}, set()
     for name in ("with", "without"):
         trainer = build(folder, tmp_path / name, given=False, max_steps=4, max_completion_length=8)
         if name == "with":
@@ -139,6 +141,7 @@ def test_held_out_pass_at_k_is_measured_and_changes_nothing(folder, tmp_path):
         torch.manual_seed(0)
         trainer.train()
         histories[name] = [h for h in trainer.state.log_history if "loss" in h]
+        next_draws.add((random.random(), np.random.random()))
     held = [h for h in callback.trainer.state.log_history if "held_out/pass@1" in h]
     assert [h["step"] for h in callback.history] == [0, 2, 4]
     assert len(held) == 3
@@ -147,3 +150,4 @@ def test_held_out_pass_at_k_is_measured_and_changes_nothing(folder, tmp_path):
     clock = {"step_time"}
     strip = lambda hs: [{k: v for k, v in h.items() if k not in clock} for h in hs]  # noqa: E731
     assert strip(histories["with"]) == strip(histories["without"])
+    assert len(next_draws) == 1, "Python's and NumPy's random states are put back too"

@@ -113,8 +113,7 @@ def _asked_bf16(argv: list[str]) -> bool | None:
     value: Any = load_recipe(argv[argv.index("--config") + 1]).get("bf16") if "--config" in argv else None
     argv = [part for word in argv for part in (word.split("=", 1) if word.startswith("--bf16=") else [word])]
     if "--bf16" in argv:
-        last = len(argv) - argv[::-1].index("--bf16")
-        value = argv[last] if last < len(argv) and not argv[last].startswith("--") else True
+        value = argv[len(argv) - argv[::-1].index("--bf16")]  # the parser refuses it without one
     return None if value is None else str(value).lower() not in ("false", "0", "no")
 
 

@@ -115,9 +115,10 @@ def _run(
         # Ctrl-C: trainings write a checkpoint on SIGTERM, stores are whole at any moment
         for process in running.values():
             process.send_signal(signal.SIGTERM)
+        end = time.monotonic() + 60  # for all of them together
         for process in running.values():
             try:
-                process.wait(60)
+                process.wait(max(0.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
     return failed
