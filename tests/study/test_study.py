@@ -183,6 +183,19 @@ def test_the_table_is_plain_arithmetic_on_the_store(whole):
             assert row["solutions"][0] == pytest.approx(right.reindex(per_problem.index).fillna(0).mean())
 
 
+def test_what_each_variant_has_more_than_one_of_them(whole, capsys):
+    place, _ = whole
+    assert cli.main(["study", "table", str(place / "out"), "--reference", "grpo"]) == 0
+    assert "each variant less grpo" in capsys.readouterr().out
+    rows = {r["variant"]: r["pass_at"] for r in table_of(place / "out")}
+    (less,) = json.loads((place / "out" / "against.json").read_text())
+    assert (less["variant"], less["task"]) == ("branch", "countdown-ltr")
+    for name, k in (("pass_1", "1"), ("pass_n", "4")):
+        assert less[name][0] == pytest.approx(rows["branch"][k][0] - rows["grpo"][k][0])
+    assert cli.main(["study", "table", str(place / "out"), "--reference", "tempered"]) == 2
+    assert "no run of tempered is finished; there are base, branch, grpo" in capsys.readouterr().err
+
+
 def test_an_evaluation_says_what_was_asked_and_where_it_was_made(whole):
     place, _ = whole
     folder = place / "out" / "base" / "eval"

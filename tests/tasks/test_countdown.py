@@ -18,6 +18,7 @@ from sage_rlvr.tasks import (
     expressions,
     generate_countdown,
     generate_ltr,
+    get_task,
     load_task,
     make_scorer,
     solutions,
@@ -370,6 +371,14 @@ def test_harder_ones_are_tasks_of_their_own(task, count, split):
     with make_scorer(task, fallback=True) as scorer:
         assert scorer.score([right[0], right[0] + "+1"], [problems[0].answer] * 2) == [1.0, 0.0]
     assert distinct_solution(task, right[0], fallback=True) == right[0]
+
+
+@pytest.mark.parametrize("task", ["countdown-ltr", "countdown-ltr-5", "countdown-ltr-far", "countdown-ltr-fresh"])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_generated_task_has_as_many_as_it_says(task, split):
+    """Whoever asks for no number, as an analysis does that looks a problem up, gets them all and no error."""
+    problems = load_task(task, split=split)
+    assert len({p.id for p in problems}) == get_task(task).size
 
 
 def test_fresh_problems_are_no_others():

@@ -40,7 +40,11 @@ def _study_flags(p: argparse.ArgumentParser) -> None:
         "--out", help="run: the study's folder (default: runs/NAME); report: the page (default: in the folder)"
     )
     p.add_argument("--open", action="store_true", help="report: show it in the browser")
-    p.add_argument("--reference", help="frontier: the family the others are held against (default: the first)")
+    p.add_argument(
+        "--reference",
+        help="frontier: the family the others are held against (default: the first); table: a variant, to see what the others "
+        "have more",
+    )
     p.add_argument("--task", help="frontier: which task (default: the study's first)")
     p.add_argument(
         "--jobs", type=int, help="run: how many runs at a time (default: one a GPU, else one a core up to 4)"
@@ -66,7 +70,7 @@ def _study(args: argparse.Namespace) -> None:
     elif args.what == "report":
         print(f"written: {page.make_report(args.target, args.out, show=args.open)}")
     else:
-        page.show_table(args.target)
+        page.show_table(args.target, reference=args.reference)
 
 
 STUDY = Verb(

@@ -15,6 +15,7 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.metrics import Interval
 from sage_rlvr.models import write_whole
 from sage_rlvr.report.page import build_report
+from sage_rlvr.study.against import draw
 from sage_rlvr.study.distance import excesses, read_runs
 from sage_rlvr.study.distance_figure import draw_distance
 from sage_rlvr.study.frontier import frontiers, read_families
@@ -125,8 +126,9 @@ def make_report(out: str | Path, to: str | None = None, show: bool = False) -> P
     return build_report(out, to or out / "report.html", base="base/eval" if "base" in done else None, show=show)
 
 
-def show_table(out: str | Path, console: Console | None = None) -> None:
-    """The table, also as table.md and table.json in the study's folder."""
+def show_table(out: str | Path, console: Console | None = None, reference: str | None = None) -> None:
+    """The table, also as table.md and table.json in the study's folder; with ``reference`` what each variant has more than that
+    one, on each task and on their mean, too (against.json)."""
     console, out = console or wide_console(), Path(out)
     rows = study_rows(out)
     ks = sorted({k for r in rows for k in r.pass_at})
@@ -147,6 +149,23 @@ def show_table(out: str | Path, console: Console | None = None) -> None:
     write_whole(out / "table.md", as_markdown(rows))
     write_whole(out / "table.json", json.dumps(as_json(rows), indent=1) + "\n")
     console.print(f"written: {out / 'table.md'}, {out / 'table.json'}", soft_wrap=True)
+    if reference is not None:
+        _show_against(console, out, reference, n)
+
+
+def _show_against(console: Console, out: Path, reference: str, n: int) -> None:
+    less = draw(out).less(reference)
+    table = Table(
+        title=f"each variant less {reference}: 95% intervals over problems and, where there are several, seeds"
+    )
+    for column in ("task", "variant", "seeds", "pass@1", f"pass@{n}", "better on both"):
+        table.add_column(column, justify="left" if column in ("task", "variant") else "right")
+    for x in less:
+        better = "yes" if x.pass_1.low > 0 and x.pass_n.low > 0 else "no"
+        table.add_row(x.task, x.variant, str(x.seeds), _signed(x.pass_1), _signed(x.pass_n), better)
+    console.print(table)
+    write_whole(out / "against.json", json.dumps([asdict(x) for x in less], indent=1) + "\n")
+    console.print(f"written: {out / 'against.json'}", soft_wrap=True)
 
 
 def show_frontier(out: str | Path, reference: str | None = None, task: str | None = None) -> None:

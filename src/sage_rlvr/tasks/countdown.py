@@ -226,6 +226,7 @@ register_task(
         name=FAR,
         description="countdown-ltr out of distribution, within reach: 4 digits, targets of 100 to 199",
         generate=generate_ltr_far,
+        size=500,  # its test split has some 700
     )
 )
 register_task(

@@ -57,7 +57,7 @@ def read_task(
     if split not in task.splits:
         raise UserError(f"task {name!r} has no split {split!r}: it has {' and '.join(task.splits)}.")
     if task.generate:
-        return Loaded(task.generate(limit or 1000, seed, split), origin=["generated"])
+        return Loaded(task.generate(limit or task.size, seed, split), origin=["generated"])
     loaded = _from_sources(task, split, data_dir)
     loaded.problems = loaded.problems[:limit]
     return loaded

@@ -59,6 +59,7 @@ class Task:
     meta: tuple[str, ...] = ()  # fields carried along where a row has them
     parts: tuple[str, ...] = ()  # a union of other tasks
     generate: Callable[[int, int, str], list[Problem]] | None = None  # (n, seed, split) → problems
+    size: int = 1000  # of a generated task, where no limit is asked for
 
     @property
     def hub(self) -> str:
