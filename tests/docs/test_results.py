@@ -1,15 +1,18 @@
 """docs/results.md's tables of bases say what results/gpu/bases.json says, which the script's own lists describe."""
 
+import gzip
 import json
 import re
 import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sage_rlvr.evaluate.results import results
 from sage_rlvr.study.plan import load_study
+from sage_rlvr.study.records import RUNS as RUNS_FILE
 from sage_rlvr.study.records import unpack
 
 ROOT = Path(__file__).parents[2]
@@ -146,6 +149,32 @@ def test_the_search_is_told_as_its_page_has_it():
     sizes = {f: 1.43 * (high + low) / 2 for f, g in guides.items() for low, high in [_ends(g)]}
     smallest, largest = min(sizes, key=sizes.get), max(sizes, key=sizes.get)
     assert f"A gain of {short(sizes[smallest])} (`{smallest}`) to {short(sizes[largest])} (`{largest}`)" in said
+
+
+def test_why_the_guides_change_nothing_is_what_the_logs_say():
+    """Awake, weightless, and not held by the clamp: the numbers of rule 5, from the records."""
+    logs = {}
+    with gzip.open(ROOT / "results" / "gpu" / "frontier" / RUNS_FILE, "rt", encoding="utf-8") as f:
+        for record in map(json.loads, f):
+            variant, _, seed = record.get("name", "").rpartition("-s")
+            if seed and variant.endswith("beta0.1"):
+                logs.setdefault(variant.removesuffix("+beta0.1"), []).append(record["log"])
+
+    def last(family, name):
+        return np.mean([[e[name] for e in log if name in e][-1] for log in logs[family]])
+
+    said = PAGE.split("**Rule 5, why")[1].split("What else is on the page")[0]
+    awake = [
+        f"{last(f, 'sage/active'):.0%} {how}(`{f}`)"
+        for f, how in (("branch_k3", "of the tokens "), ("tempered_k3plus", ""))
+    ]
+    assert " and ".join(awake) in said
+    weights = [short(last(f, "sage/bonus_to_reward")) for f in ("grpo_k1", "branch_k1", "tempered_k1")]
+    assert "{} of the advantage without a guide, {} with Branch,\n  {} with Tempered".format(*weights) in said
+    largest = max(
+        e["sage/q_max"] for f in ("branch_k3", "branch_k1") for log in logs[f] for e in log if "sage/q_max" in e
+    )
+    assert f"never above {largest:.2f}, of the 1.4" in said
 
 
 def _ends(gain):
