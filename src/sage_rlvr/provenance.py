@@ -14,12 +14,18 @@ SHOWN = ("torch", "transformers", "trl", "vllm", "math-verify")
 def made_with() -> dict[str, Any]:
     """machine, release, commit (of a checkout), and the versions of the libraries that matter."""
     found = {}
-    for name in ("sage-rlvr", *SHOWN):
+    for name in SHOWN:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
-    return {"machine": machine(), "release": found.pop("sage-rlvr", "unknown"), "commit": commit(), "libraries": found}
+    return {"machine": machine(), "release": release(), "commit": commit(), "libraries": found}
+
+
+def release() -> str:
+    return sys.modules[
+        __name__.partition(".")[0]
+    ].__version__  # the package's own: it may be run without being installed
 
 
 def machine() -> str:
@@ -30,7 +36,10 @@ def machine() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the checkout this package runs from; None where it was installed."""
+    """The commit of the checkout this package runs from, or what $SAGE_RLVR_COMMIT says where the code was copied without its
+    history; None where it was installed."""
+    if told := os.environ.get("SAGE_RLVR_COMMIT"):
+        return told
     here = Path(__file__).resolve().parent
     command = ["git", "-C", str(here), "log", "-1", "--format=%h", "--", "."]
     try:
