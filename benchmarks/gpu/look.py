@@ -1,17 +1,21 @@
-"""What else there is to see of a study whose samples are at hand: patterns, perplexity under the base, tokens of a few problems.
+"""What else there is to see of a study's samples: patterns, perplexity under the base, and tokens of a few problems.
 
     python benchmarks/gpu/look.py --out runs/qwen1.5b --records results/gpu/qwen1.5b
 
-Records hold no samples, so this is run where the study was, beside its folder. It writes RECORDS/look.json and
-RECORDS/explorer.html; `make results` makes tables and figures of the first and puts the second beside them. Perplexity is read on
-the first --limit samples of each problem, tokens of --per_problem completions of one problem a task: that on which the runs are
-furthest apart. The page has those problems alone.
+Records hold no samples, so this is run where the samples are, beside the study's folder, before that machine is given back.
+What it sees goes into RECORDS/look.json and RECORDS/look/RUN.tar.gz, run by run: runs that were looked at before, here or on
+another machine, are not looked at again. RECORDS/explorer.html is the page of tokens over all of them. `make results` makes
+tables and figures of the first and puts the last beside them.
+
+Perplexity is read on the first --limit samples of each problem. Tokens are read of --per_problem completions of one problem a
+task, chosen at the first look: that on which the finished runs are furthest apart. The page has those problems alone.
 """
 
 import argparse
 import json
-import shutil
 import sys
+import tarfile
+import time
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,21 +34,27 @@ from sage_rlvr.models import write_whole
 from sage_rlvr.provenance import made_with
 from sage_rlvr.report.page import build_report
 from sage_rlvr.store import Sample, SampleStore
+from sage_rlvr.study.job import start_model
 from sage_rlvr.study.run import finished_runs
 from sage_rlvr.study.table import common_problems
 
-LOOK, EXPLORER = "look.json", "explorer.html"
-PAGE_BYTES = 4_000_000
+LOOK, SLICES, EXPLORER = "look.json", "look", "explorer.html"
+PAGE_BYTES = 8_000_000
+TITLE = "One problem a task: that on which the runs differ most"
 TRAINING = ("run.json", "log.jsonl")
 
+Problems = list[list[str]]  # [task, problem]
 
-def sampled(out: Path) -> dict[str, Path]:
-    """run → folder of its samples; those that came from records have counts alone."""
-    found = {run: folder for run, folder in finished_runs(out).items() if (folder / "store.json").is_file()}
-    if "base" not in found or len(found) < 2:
-        raise UserError(
-            f"{out} has samples of {', '.join(found) or 'no run'}: run this where the base and the others were sampled."
-        )
+
+def furthest_apart(out: Path) -> Problems:
+    """One a task: the largest variance of the share of right samples over the finished runs, the first of equals."""
+    counts, found = [counts_of(folder) for folder in finished_runs(out).values()], []
+    for task in counts[0].tasks:
+        own = [c.tasks[task] for c in counts if task in c.tasks]
+        common = common_problems(own)
+        if common:
+            shares = np.stack([t.rights / t.totals for t in (t.only(common) for t in own)])
+            found.append([task, common[int(shares.var(0).round(9).argmax())]])
     return found
 
 
@@ -53,86 +63,113 @@ def frequencies(folder: Path) -> dict[str, Any]:
     return {task: {k: v for k, v in plain(t).items() if k not in ("n", "hits")} for task, t in patterns(folder).items()}
 
 
-def perplexities(runs: dict[str, Path], limit: int) -> dict[str, Any]:
-    """run → task → problem → values, five digits."""
-    base = source_of(runs["base"])
-    load = cache(base.load)
-    out = {}
-    for run, folder in runs.items():
-        print(f"perplexity of {run}", flush=True)
-        read = perplexity(folder, base, limit=limit, load=load)
-        out[run] = {t: {p: [float(f"{x:.5g}") for x in xs] for p, xs in by.items()} for t, by in read.items()}
-    return out
+def unnamed(x: Any) -> Any:
+    """Folders of this machine by their last two parts: where they lay is nobody's business."""
+    if isinstance(x, dict):
+        return {key: unnamed(value) for key, value in x.items()}
+    if isinstance(x, list):
+        return [unnamed(value) for value in x]
+    return "/".join(Path(x).parts[-2:]) if isinstance(x, str) and Path(x).is_absolute() else x
 
 
-def furthest_apart(runs: dict[str, Path]) -> list[tuple[str, str]]:
-    """(task, problem), one a task: the largest variance of the share of right samples over the runs, the first of equals."""
-    counts, found = [counts_of(folder) for folder in runs.values()], []
-    for task in counts[0].tasks:
-        own = [c.tasks[task] for c in counts if task in c.tasks]
-        common = common_problems(own)
-        if common:
-            shares = np.stack([(t.rights / t.totals) for t in (t.only(common) for t in own)])
-            found.append((task, common[int(shares.var(0).round(9).argmax())]))
-    return found
-
-
-def cut(folder: Path, to: Path, chosen: list[tuple[str, str]]) -> None:
+def cut(folder: Path, to: Path, chosen: Problems) -> None:
     """A store with the chosen problems alone, and its training's log beside it."""
     whole = SampleStore(folder, readonly=True)
-    with SampleStore(to, whole.settings) as store:
+    with SampleStore(to, unnamed(whole.settings)) as store:
         for task, asked in whole.problems.items():
             store.ask(task, [p for t, p in chosen if t == task], asked.n, asked.seeds)
         for batch in whole.scan():
-            store.append([Sample(**row) for row in batch.to_pylist() if (row["task"], row["problem"]) in chosen])
+            rows = (row for row in batch.to_pylist() if [row["task"], row["problem"]] in chosen)
+            store.append([Sample(**row | {name: unnamed(row[name]) for name in ("run", "model")}) for row in rows])
     told = json.loads((folder / "problems.json").read_text(encoding="utf-8"))
-    own = {t: {p: known for p, known in by.items() if (t, p) in chosen} for t, by in told.items()}
+    own = {t: {p: known for p, known in by.items() if [t, p] in chosen} for t, by in told.items()}
     write_whole(to / "problems.json", json.dumps(own, ensure_ascii=False) + "\n")
     for name in TRAINING:
         if (folder.parent / "train" / name).is_file():
             (to.parent / "train").mkdir(exist_ok=True)
-            shutil.copy(folder.parent / "train" / name, to.parent / "train" / name)
+            lines = (folder.parent / "train" / name).read_text(encoding="utf-8")
+            parts = lines.splitlines() if name.endswith("l") else [lines]
+            hidden = [json.dumps(unnamed(json.loads(part)), ensure_ascii=False) for part in parts if part]
+            write_whole(to.parent / "train" / name, "\n".join(hidden) + "\n")
 
 
-def explorer(runs: dict[str, Path], chosen: list[tuple[str, str]], per_problem: int, to: Path) -> None:
-    base = source_of(runs["base"]).name
+def slice_of(run: str, folder: Path, base: str, chosen: Problems, args: argparse.Namespace, to: Path) -> None:
+    """RECORDS/look/RUN.tar.gz: what the page needs of one run."""
     with TemporaryDirectory() as work:
-        for run, folder in runs.items():
-            print(f"tokens of {run}", flush=True)
-            own, trained = Path(work, run, "eval"), folder.parent / "train"
-            cut(folder, own, chosen)
-            how: dict[str, Any] = {"per_problem": per_problem, "out": own / "trace", "problems": [p for _, p in chosen]}
-            if (trained / "run.json").is_file():
-                trace(folder, [trained], **how)
-            else:
-                trace(folder, reference=base, **how)
-        build_report(work, to, base="base/eval", limit=PAGE_BYTES)
-    page = to.read_text(encoding="utf-8")
-    write_whole(to, page.replace(f"{Path.cwd()}/", ""))  # where it lay is nobody's business
+        own = Path(work, run, "eval")
+        cut(folder, own, chosen)
+        guide = {"guide": "none"} if run == "base" else {}  # else its training's
+        trace(
+            folder, [folder], reference=base, problems=[p for _, p in chosen], per_problem=args.per_problem,
+            out=own / "trace", data_dir=args.data_dir, **guide,
+        )  # fmt: skip
+        header = own / "trace" / "_trace.json"
+        write_whole(header, json.dumps(unnamed(json.loads(header.read_text(encoding="utf-8")))) + "\n")
+        to.parent.mkdir(parents=True, exist_ok=True)
+        part = to.with_name(f"{to.name}.part")
+        with tarfile.open(part, "w:gz") as tar:
+            tar.add(Path(work, run), run, filter=_nobodys)
+        part.replace(to)
+
+
+def _nobodys(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    return None if entry.name.endswith(("writer.lock", "/.part")) else entry
+
+
+def explorer(slices: Path, to: Path) -> None:
+    with TemporaryDirectory() as work:
+        for archive in sorted(slices.glob("*.tar.gz")):
+            with tarfile.open(archive) as tar:
+                tar.extractall(work, filter="data")
+        base = "base/eval" if Path(work, "base").is_dir() else None
+        build_report(work, to, base=base, limit=PAGE_BYTES, title=TITLE)
+
+
+def look(args: argparse.Namespace) -> None:
+    out, records, began = Path(args.out), Path(args.records), time.monotonic()
+    here = {run: folder for run, folder in finished_runs(out).items() if (folder / "store.json").is_file()}
+    file, base = records / LOOK, args.base or start_model(out)
+    found: dict[str, Any] = {"limit": args.limit, "sessions": [], "patterns": {}, "perplexity": {}}
+    if file.is_file():
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if found["limit"] != args.limit:
+            raise UserError(f"{file} was made with --limit {found['limit']}: give that, or another folder of records.")
+    todo = [run for run in here if run not in found["patterns"]]
+    if not todo and not found["patterns"]:
+        raise UserError(f"{out} has no run with its samples: run this where they were sampled.")
+    found.setdefault("chosen", furthest_apart(out))
+    scorer = source_of(base)
+    load, session = cache(scorer.load), {**made_with(), "runs": todo, "wall_s": 0.0}
+    found["sessions"].append(session)
+    for run in todo:
+        print(f"{run}: perplexity", flush=True)
+        read = perplexity(here[run], scorer, limit=args.limit, load=load, data_dir=args.data_dir)
+        print(f"{run}: tokens", flush=True)
+        slice_of(run, here[run], base, found["chosen"], args, records / SLICES / f"{run}.tar.gz")
+        found["patterns"][run] = frequencies(here[run])
+        found["perplexity"][run] = {
+            task: {problem: [float(f"{x:.5g}") for x in xs] for problem, xs in by.items()} for task, by in read.items()
+        }
+        session["wall_s"] = round(time.monotonic() - began, 1)
+        write_whole(file, json.dumps(found, ensure_ascii=False) + "\n")
+    explorer(records / SLICES, records / EXPLORER)
+    print(f"{len(found['patterns'])} runs were looked at; written: {file}, {records / EXPLORER}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, help="the study's own folder, with its samples")
     parser.add_argument("--records", required=True, help="folder of its records, written into")
+    parser.add_argument("--base", help="the base model, where it does not lie where the study had it")
+    parser.add_argument("--data_dir", help="folder of local task files")
     parser.add_argument("--limit", type=int, default=16, help="perplexity: samples a problem (default: %(default)s)")
-    parser.add_argument("--per_problem", type=int, default=4, help="completions read token by token (default: 4)")
-    args = parser.parse_args()
+    parser.add_argument("--per_problem", type=int, default=2, help="completions read token by token (default: 2)")
     try:
-        runs, records = sampled(Path(args.out)), Path(args.records)
-        chosen = furthest_apart(runs)
-        found = {
-            "made_with": made_with(),
-            "patterns": {run: frequencies(folder) for run, folder in runs.items()},
-            "perplexity": {"limit": args.limit, "values": perplexities(runs, args.limit)},
-            "explorer": chosen,
-        }
-        records.mkdir(parents=True, exist_ok=True)
-        write_whole(records / LOOK, json.dumps(found, ensure_ascii=False) + "\n")
-        explorer(runs, chosen, args.per_problem, records / EXPLORER)
+        look(parser.parse_args())
     except UserError as e:
         parser.exit(2, f"{e}\n")
-    print(f"written: {records / LOOK}, {records / EXPLORER}")
     return 0
 
 

@@ -28,6 +28,7 @@ from typing import Any
 from sage_rlvr.errors import UserError
 from sage_rlvr.provenance import made_with
 from sage_rlvr.study import page
+from sage_rlvr.study.frontier import read_families
 from sage_rlvr.study.plan import Study, load_study, read_folder
 from sage_rlvr.study.records import BASE, RUNS, keep, pack, unpack
 from sage_rlvr.study.run import finished_runs, run_study, status_of
@@ -164,7 +165,8 @@ def show(args: argparse.Namespace) -> int:
     support = [row for task in tasks for row in support_rows(out, task)]
     (out / "support.json").write_text(json.dumps(support, indent=1) + "\n")
     (out / "curves.json").write_text(json.dumps(training_curves(out)) + "\n")
-    for reference in args.references:
+    swept = read_families(out, tasks[0])
+    for reference in (r for r in args.references if r in swept):
         for task in tasks:
             page.show_frontier(out, reference, task)
         for file in sorted(out.glob("frontier*.*")):

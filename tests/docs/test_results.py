@@ -170,11 +170,23 @@ def test_why_the_guides_change_nothing_is_what_the_logs_say():
     ]
     assert " and ".join(awake) in said
     weights = [short(last(f, "sage/bonus_to_reward")) for f in ("grpo_k1", "branch_k1", "tempered_k1")]
-    assert "{} of the advantage without a guide, {} with Branch,\n  {} with Tempered".format(*weights) in said
-    largest = max(
-        e["sage/q_max"] for f in ("branch_k3", "branch_k1") for log in logs[f] for e in log if "sage/q_max" in e
+    assert "({} without, {} with Branch, {} with Tempered)".format(*weights) in said
+    kl, log_q = {}, {}
+    for f in ("grpo_k1", "branch_k1", "tempered_k1"):
+        kl[f], shaped = (
+            np.mean([[e[k] for e in log if k in e][-5:] for log in logs[f]]) for k in ("kl_ref", "sage/pseudo_kl")
+        )
+        log_q[f] = kl[f] - shaped
+    assert abs(log_q["grpo_k1"]) < 0.001, "k3 and k1 agree where there is no q"
+    assert f"{short(log_q['branch_k1'])} nats a token (`branch_k1`" in said
+    assert (
+        f"KL to π_ref is {short(kl['branch_k1'])}. Tempered does not: {short(log_q['tempered_k1'])} of {short(kl['tempered_k1'])}"
+        in said
     )
-    assert f"never above {largest:.2f}, of the 1.4" in said
+    ends = [
+        max(e["sage/q_max"] for log in logs[f"branch{x}"] for e in log if "sage/q_max" in e) for x in ("_k1", "_k3")
+    ]
+    assert f"at most\n  {max(ends):.2f} at β 0.1" in said
 
 
 def _ends(gain):

@@ -3,7 +3,9 @@
 import json
 import re
 import runpy
+import shutil
 import sys
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +15,16 @@ import yaml
 from sage_rlvr.analysis.patterns import patterns
 from sage_rlvr.analysis.perplexity import perplexity
 from sage_rlvr.analysis.scoring import source_of
-from sage_rlvr.study.records import pack, unpack
-from sage_rlvr.study.run import run_study
+from sage_rlvr.evaluate.counts import counts_of
+from sage_rlvr.study.plan import read_folder
+from sage_rlvr.study.records import RUNS, pack, unpack
+from sage_rlvr.study.run import finished_runs, run_study
 from tests.study.small import SMALL
 from tests.study.test_results_pages import SESSIONS
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-TASKS = ["countdown-ltr", "countdown-ltr-far"]
+TASKS = ["countdown-ltr", "countdown-ltr-fresh"]
+ALL = {"base", "grpo-s0", "branch-s0"}
 
 
 def call(script, monkeypatch, *args):
@@ -29,80 +34,143 @@ def call(script, monkeypatch, *args):
     return end.value.code
 
 
+def asked(place, out="study", records="results/gpu/small", **more):
+    flags = {"out": place / out, "records": place / records, "limit": 2, "per_problem": 2, **more}
+    return [word for name, value in flags.items() for word in (f"--{name}", value)]
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A study of two tasks, run from its own folder with relative paths."""
+    """Two tasks, and the demo's base, which solves some problems; looked at with folders named in full, from somewhere else."""
     root = tmp_path_factory.mktemp("look")
-    more = {"evaluate": SMALL["evaluate"] | {"tasks": TASKS}}
-    (root / "small.yaml").write_text(yaml.safe_dump(SMALL | more))
+    model = shutil.copytree(str(files("sage_rlvr") / "studies" / "demo-base"), root / "models" / "of_mine")
+    study = SMALL | {"base": {"model_name_or_path": str(model)}}
+    study["train"] = SMALL["train"] | {"learning_rate": 3e-4}
+    study["evaluate"] = SMALL["evaluate"] | {"tasks": TASKS, "n": 16}
+    (root / "small.yaml").write_text(yaml.safe_dump(study))
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(root)
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("OMP_NUM_THREADS", "1")
-        assert run_study("small.yaml", "runs/small", jobs=2)[1] == []
-        pack("runs/small", "results/gpu/small")
+        assert run_study(root / "small.yaml", root / "study", jobs=2)[1] == []
+        pack(root / "study", root / "results" / "gpu" / "small")
         (root / "results" / "gpu" / "small" / "sessions.json").write_text(json.dumps(SESSIONS))
-        asked = ["--out", "runs/small", "--records", "results/gpu/small", "--limit", 2, "--per_problem", 1]
-        assert call("gpu/look.py", patch, *asked) == 0
+        assert call("gpu/look.py", patch, *asked(root)) == 0
     return root
 
 
-def test_what_is_written_is_what_the_analyses_say(place, monkeypatch):
-    monkeypatch.chdir(place)
-    found = json.loads((place / "results" / "gpu" / "small" / "look.json").read_text())
-    assert set(found["patterns"]) == {"base", "grpo-s0", "branch-s0"}
-    folder = Path("runs/small/branch-s0/eval")
+def seen(place, records="results/gpu/small"):
+    return json.loads((place / records / "look.json").read_text())
+
+
+def test_what_is_written_is_what_the_analyses_say(place):
+    found, folder = seen(place), place / "study" / "branch-s0" / "eval"
+    assert set(found["patterns"]) == set(found["perplexity"]) == ALL
+    assert [s["runs"] for s in found["sessions"]] == [list(finished_runs(place / "study"))]
     for task, own in patterns(folder).items():
         kept = found["patterns"]["branch-s0"][task]
+        assert own.problems > 0
         assert (kept["problems"], kept["solutions"]) == (own.problems, own.solutions)
-    read = perplexity(folder, source_of("runs/small/base/eval"), limit=2)
+    read = perplexity(folder, source_of(place / "models" / "of_mine"), limit=2)
     for task in TASKS:
         for problem, values in read[task].items():
-            assert found["perplexity"]["values"]["branch-s0"][task][problem] == pytest.approx(values, rel=1e-4)
-    assert [task for task, _ in found["explorer"]] == TASKS
+            assert found["perplexity"]["branch-s0"][task][problem] == pytest.approx(values, rel=1e-4)
+    base = [x for by in found["perplexity"]["base"].values() for xs in by.values() for x in xs]
+    own = [x for by in found["perplexity"]["branch-s0"].values() for xs in by.values() for x in xs]
+    assert np.mean(own) != pytest.approx(np.mean(base), rel=1e-3)
 
 
-def test_the_page_has_the_chosen_problems_alone_and_no_folder_of_this_machine(place):
+def test_of_each_task_the_problem_on_which_runs_differ_most(place):
+    counts = [counts_of(folder) for folder in finished_runs(place / "study").values()]
+    for task, problem in seen(place)["chosen"]:
+        rates = {p: [c.tasks[task].rights[i] for c in counts] for i, p in enumerate(counts[0].tasks[task].problems)}
+        assert np.var(rates[problem]) == max(map(np.var, rates.values())) > 0
+
+
+def test_the_page_has_the_chosen_problems_alone(place):
     page = (place / "results" / "gpu" / "small" / "explorer.html").read_text()
-    chosen = [problem for _, problem in json.loads((place / "results/gpu/small/look.json").read_text())["explorer"]]
-    asked = json.loads((place / "runs" / "small" / "base" / "eval" / "problems.json").read_text())
-    others = [p["question"] for by in asked.values() for name, p in by.items() if name not in chosen]
-    assert len(others) == 22
-    assert not any(json.dumps(q)[1:-1] in page for q in others)
-    assert all(json.dumps(asked[t][p]["question"])[1:-1] in page for t, p in zip(TASKS, chosen))
-    assert re.findall(r'"traces":(\d+),"notes"', page) == ["2"] * 3, (
-        "a completion of each problem, token by token, in every run"
-    )
-    assert str(place) not in page
-    assert "grpo-s0/train" in page
+    known = json.loads((place / "study" / "base" / "eval" / "problems.json").read_text())
+    chosen = dict(seen(place)["chosen"])
+    told = {(t, p): json.dumps(q["question"])[1:-1] for t, by in known.items() for p, q in by.items()}
+    assert len(told) == 24
+    assert [place for place, text in told.items() if text in page] == list(chosen.items())
+    traced = re.findall(r'"traces":(\d+),"notes"', page)
+    assert traced == ["4"] * 3, "two completions of each problem, token by token, in every run"
+    assert "that on which the runs differ most" in page
+
+
+def test_no_folder_of_this_machine_is_named(place):
+    """Neither the study's, nor the model's that lies outside of it, in the page or in the records."""
+    records = place / "results" / "gpu" / "small"
+    texts = [records / "explorer.html", records / "look.json"]
+    assert not [file for file in texts if str(place) in file.read_text()]
+    assert "models/of_mine" in texts[0].read_text()
+    there = place / "elsewhere"
+    unpack([records], there)
+    for name in ("store.json", "counts.json", "made.json"):
+        assert not [f for f in there.glob(f"*/eval/{name}") if str(place / "study") in f.read_text()]
 
 
 def test_make_results_shows_it(place, monkeypatch):
-    """From the records alone, in a place where nothing was sampled."""
+    """From the records alone."""
     assert call("results.py", monkeypatch, "--root", place) == 0
     text = (place / "docs" / "results" / "small.md").read_text()
     heads = re.findall(r"^##? (.*)", text, re.M)
-    assert heads == ["Study small", *TASKS, "All tasks", "Patterns", "Perplexity under the base", "Tokens", "Training"]
-    assert "(small-explorer.html)" in text
+    assert heads == ["Study small", *TASKS, "All tasks", "A look at the samples", "Training"]
+    assert "(small-explorer.html): " in text
     page = place / "results" / "gpu" / "small" / "explorer.html"
     assert (place / "docs" / "results" / "small-explorer.html").read_bytes() == page.read_bytes()
-    assert "1 seed, so not judged" in text
-    values = json.loads((place / "results/gpu/small/look.json").read_text())["perplexity"]["values"]
-    pooled = {run: np.array([x for t in by.values() for xs in t.values() for x in xs]) for run, by in values.items()}
-    above = (pooled["branch-s0"] > np.quantile(pooled["base"], 0.9)).mean()
-    (row,) = re.findall(r"^\| branch-s0 \| \d+ \| .*", text, re.M)
+    assert "`branch`, mean of tasks: pass@1 " in text
+    assert "not judged (1 seed of 3)" in text
+    values = {run: {p: np.array(x) for p, x in by[TASKS[0]].items()} for run, by in seen(place)["perplexity"].items()}
+    mark = np.quantile(np.concatenate([*values["base"].values()]), 0.9)
+    above = {run: np.mean([(x > mark).mean() for x in by.values()]) for run, by in values.items()}
+    (row,) = re.findall(rf"^\| branch-s0 \| {TASKS[0]} \| 24 \| .*", text, re.M)
     cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells[1:3] == [str(pooled["branch-s0"].size), f"{np.median(pooled['branch-s0']):.3f}"]
-    assert float(cells[4].split()[0]) == pytest.approx(above, abs=6e-4)
+    assert float(cells[3]) == pytest.approx(np.median(np.concatenate([*values["branch-s0"].values()])), abs=6e-4)
+    assert float(cells[6].split()[0]) == pytest.approx(above["branch-s0"] - above["base"], abs=6e-4)
     assert call("results.py", monkeypatch, "--root", place, "--check") == 0
     (place / "docs" / "results" / "old-explorer.html").write_text("")
     assert call("results.py", monkeypatch, "--root", place, "--check") == 1
     (place / "docs" / "results" / "old-explorer.html").unlink()
 
 
+def test_a_study_without_a_sweep_is_shown_without_frontiers(place, tmp_path, monkeypatch):
+    args = ["show", "--records", place / "results" / "gpu" / "small", "--out", tmp_path / "shown"]
+    assert call("gpu/study.py", monkeypatch, *args) == 0
+    assert (tmp_path / "shown" / "table.md").is_file()
+    assert not (tmp_path / "shown" / "against").exists()
+
+
+def test_another_machine_goes_on_with_the_runs_it_has(place, tmp_path, monkeypatch, capsys):
+    """The base was sampled and looked at elsewhere; here lie one run's samples, and everybody's counts."""
+    records = tmp_path / "records"
+    shutil.copytree(place / "results" / "gpu" / "small", records)
+    (records / "explorer.html").unlink()
+    (records / "look" / "branch-s0.tar.gz").unlink()
+    before = seen(place)
+    for part in ("patterns", "perplexity"):
+        del before[part]["branch-s0"]
+    (records / "look.json").write_text(json.dumps(before))
+    unpack([records], tmp_path / "study")
+    shutil.rmtree(tmp_path / "study" / "branch-s0")
+    shutil.copytree(place / "study" / "branch-s0", tmp_path / "study" / "branch-s0")
+    assert read_folder(tmp_path / "study").name == "small"
+    assert call("gpu/look.py", monkeypatch, *asked(tmp_path, records="records")) == 0
+    found = seen(tmp_path, "records")
+    assert found["sessions"][-1]["runs"] == ["branch-s0"]
+    assert {part: found[part] for part in ("patterns", "perplexity", "chosen")} == {
+        part: seen(place)[part] for part in ("patterns", "perplexity", "chosen")
+    }
+    assert re.findall(r'"traces":(\d+),"notes"', (records / "explorer.html").read_text()) == ["4"] * 3
+    assert call("gpu/look.py", monkeypatch, *asked(tmp_path, records="records", limit=3)) == 2
+    assert "look.json was made with --limit 2" in capsys.readouterr().err
+
+
 def test_records_alone_are_not_enough_to_look(place, tmp_path, monkeypatch, capsys):
-    unpack([place / "results" / "gpu" / "small"], tmp_path / "study")
-    assert call("gpu/look.py", monkeypatch, "--out", tmp_path / "study", "--records", tmp_path / "to") == 2
+    (tmp_path / "records").mkdir()
+    shutil.copy(place / "results" / "gpu" / "small" / RUNS, tmp_path / "records")
+    unpack([tmp_path / "records"], tmp_path / "study")
+    assert call("gpu/look.py", monkeypatch, *asked(tmp_path, records="records")) == 2
     said = capsys.readouterr().err
-    assert "has samples of no run: run this where the base and the others were sampled" in said
+    assert "has no run with its samples: run this where they were sampled" in said
     assert said.count("\n") == 1

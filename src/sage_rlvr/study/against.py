@@ -1,8 +1,9 @@
 """A study on several tasks: every variant's pass@1 and pass@n on each and on their mean, and what it has more than one of them.
 
 Problems are drawn within their task and together for all; seeds for each variant by itself, the same ones on every task, since a
-seed is one trained model. Where a variant has a single seed its intervals are over problems alone, and say nothing of training
-again.
+seed is one trained model. A bootstrap of three seeds spreads too little, by √(2/3) and by the normal's tails for Student's: its
+draws are spread as much wider. Where a variant has a single seed its intervals are over problems alone, and say nothing of
+training again.
 """
 
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from sage_rlvr.study.run import finished_runs
 from sage_rlvr.study.table import common_problems
 
 MEAN = "mean of tasks"
+FEWEST = 3  # seeds of both that a verdict needs
+DETECTED = 1 + 0.84 / 1.96  # half-widths of a 95% interval that a difference needs to be found four times in five
 
 
 @dataclass(frozen=True)
@@ -31,12 +34,31 @@ class Standing:
     pass_1: Interval
     pass_n: Interval
 
+    def verdict(self) -> str:
+        """Of a difference: on both numbers at once, or on none."""
+        if self.seeds < FEWEST:
+            return f"not judged ({self.seeds} seed{'s' * (self.seeds > 1)} of {FEWEST})"
+        sides = [_side(x) for x in (self.pass_1, self.pass_n)]
+        if sides[0] == sides[1]:
+            return {"above": "better on both", "below": "worse on both"}.get(sides[0], "no detectable difference")
+        return f"not better on both: pass@1 {sides[0]}, pass@n {sides[1]}"
+
+
+def _side(x: Interval) -> str:
+    return "above" if x.low > 0 else "below" if x.high < 0 else "not detected"
+
+
+def detectable(x: Interval) -> float:
+    """The size of a difference that an interval as wide as this one leaves out of 0 four times in five."""
+    return DETECTED * (x.high - x.low) / 2
+
 
 @dataclass(frozen=True)
 class Drawn:
     """``plain[task, variant]`` (2,) pass@1 and pass@n, ``again`` the same (2, draws) over problems and seeds."""
 
     tasks: list[str]  # the mean last, where there are several
+    n: int  # samples a problem
     seeds: dict[str, int]  # of each variant
     plain: dict[tuple[str, str], np.ndarray]
     again: dict[tuple[str, str], np.ndarray]
@@ -67,26 +89,46 @@ def draw(out: str | Path, draws: int = DRAWS, seed: int = 0) -> Drawn:
     for run, folder in finished_runs(out).items():
         variant = run if run == "base" else study.variant_of(run)[0]
         runs.setdefault(variant, []).append(counts_of(folder).tasks)
-    tasks, rng = list(study.evaluate["tasks"]), np.random.default_rng(seed)
-    common = {task: common_problems([by[task] for own in runs.values() for by in own]) for task in tasks}
-    problems = {task: _shares(rng, len(common[task]), draws) for task in tasks}
-    plain, again = {}, {}
-    for variant, own in runs.items():
-        seeds = _shares(rng, len(own), draws)
+    every = [by for own in runs.values() for by in own]
+    common = {
+        t: common_problems([by[t] for by in every]) for t in study.evaluate["tasks"] if all(t in by for by in every)
+    }
+    tasks = [task for task, problems in common.items() if problems]
+    if not tasks:
+        raise UserError(f"{out}: no task has a problem that every finished run has whole.")
+    n = min(by[task].n * len(by[task].seeds) for by in every for task in tasks)
+    cut = {(t, v): [by[t].only(common[t]) for by in own] for t in tasks for v, own in runs.items()}
+    grids = {
+        place: np.stack([[pass_at_k(c.totals, c.rights, k) for c in own] for k in (1, n)]) for place, own in cut.items()
+    }
+    return resampled(grids, n, draws, seed)
+
+
+def resampled(grids: dict[tuple[str, str], np.ndarray], n: int, draws: int = DRAWS, seed: int = 0) -> Drawn:
+    """``grids[task, variant]`` (2, seeds, problems): pass@1 and pass@n."""
+    rng = np.random.default_rng(seed)
+    tasks, variants = (list(dict.fromkeys(names)) for names in zip(*grids))
+    problems = {task: _shares(rng, grids[task, variants[0]].shape[2], draws) for task in tasks}
+    plain = {place: grid.mean((1, 2)) for place, grid in grids.items()}
+    again, seeds = {}, {v: grids[tasks[0], v].shape[1] for v in variants}
+    for v, count in seeds.items():
+        shares = 1 / count + _wider(count) * (_shares(rng, count, draws) - 1 / count)
         for task in tasks:
-            grids = _grids([by[task].only(common[task]) for by in own])
-            plain[task, variant] = np.array([grid.mean() for grid in grids])
-            again[task, variant] = np.stack([((seeds @ grid) * problems[task]).sum(1) for grid in grids])
+            again[task, v] = np.stack([((shares @ grid) * problems[task]).sum(1) for grid in grids[task, v]])
         for by in (plain, again):
-            by[MEAN, variant] = np.mean([by[task, variant] for task in tasks], axis=0)
-    several = [MEAN] * (len(tasks) > 1)
-    return Drawn([*tasks, *several], {variant: len(own) for variant, own in runs.items()}, plain, again)
+            by[MEAN, v] = np.mean([by[task, v] for task in tasks], axis=0)
+    return Drawn([*tasks, *[MEAN] * (len(tasks) > 1)], n, seeds, plain, again)
 
 
-def _grids(runs: list[TaskCounts]) -> list[np.ndarray]:
-    """(seeds, problems) of pass@1 and of pass@n."""
-    n = runs[0].n * len(runs[0].seeds)
-    return [np.stack([pass_at_k(r.totals, r.rights, k) for r in runs]) for k in (1, n)]
+def _wider(seeds: int) -> float:
+    """By how much a bootstrap's spread over ``seeds`` falls short: of the unbiased one, and of Student's t for two such groups
+    (its 97.5% point by the first terms of its expansion in 1/freedom: 2.77 for 2.78 at three seeds)."""
+    if seeds == 1:
+        return 1.0
+    z, f = 1.96, 2 * (seeds - 1)
+    t = z + (z**3 + z) / (4 * f) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * f**2)
+    t += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * f**3)
+    return (seeds / (seeds - 1)) ** 0.5 * t / z
 
 
 def _shares(rng: np.random.Generator, size: int, draws: int) -> np.ndarray:

@@ -150,19 +150,19 @@ def show_table(out: str | Path, console: Console | None = None, reference: str |
     write_whole(out / "table.json", json.dumps(as_json(rows), indent=1) + "\n")
     console.print(f"written: {out / 'table.md'}, {out / 'table.json'}", soft_wrap=True)
     if reference is not None:
-        _show_against(console, out, reference, n)
+        _show_against(console, out, reference)
 
 
-def _show_against(console: Console, out: Path, reference: str, n: int) -> None:
-    less = draw(out).less(reference)
+def _show_against(console: Console, out: Path, reference: str) -> None:
+    found = draw(out)
+    less = found.less(reference)
     table = Table(
         title=f"each variant less {reference}: 95% intervals over problems and, where there are several, seeds"
     )
-    for column in ("task", "variant", "seeds", "pass@1", f"pass@{n}", "better on both"):
-        table.add_column(column, justify="left" if column in ("task", "variant") else "right")
+    for column in ("task", "variant", "seeds", "pass@1", f"pass@{found.n}", "verdict"):
+        table.add_column(column, justify="left" if column in ("task", "variant", "verdict") else "right")
     for x in less:
-        better = "yes" if x.pass_1.low > 0 and x.pass_n.low > 0 else "no"
-        table.add_row(x.task, x.variant, str(x.seeds), _signed(x.pass_1), _signed(x.pass_n), better)
+        table.add_row(x.task, x.variant, str(x.seeds), _signed(x.pass_1), _signed(x.pass_n), x.verdict())
     console.print(table)
     write_whole(out / "against.json", json.dumps([asdict(x) for x in less], indent=1) + "\n")
     console.print(f"written: {out / 'against.json'}", soft_wrap=True)

@@ -91,16 +91,21 @@ def _record(out: Path, run: str) -> dict[str, Any]:
     log = out / run / "train" / "log.jsonl"
     if log.is_file():
         record["log"] = [_short(json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines() if line]
-    return _without(f"{out.resolve()}/", record)
+    base = start_model(out)
+    return _without({f"{out.resolve()}/": "", str(Path(base).resolve()): base}, record)
 
 
-def _without(place: str, record: Any) -> Any:
-    """Paths inside the study's folder, from there on: where it lay is nobody's business and differs from machine to machine."""
+def _without(places: dict[str, str], record: Any) -> Any:
+    """Paths inside the study's folder, from there on, and the base by the name that the study has for it: where they lay is
+    nobody's business and differs from machine to machine."""
     if isinstance(record, dict):
-        return {key: _without(place, value) for key, value in record.items()}
+        return {key: _without(places, value) for key, value in record.items()}
     if isinstance(record, list):
-        return [_without(place, value) for value in record]
-    return record.removeprefix(place) if isinstance(record, str) else record
+        return [_without(places, value) for value in record]
+    for place, name in places.items():
+        if isinstance(record, str) and record.startswith(place):
+            return name + record.removeprefix(place)
+    return record
 
 
 def _short(entry: dict[str, Any]) -> dict[str, Any]:
