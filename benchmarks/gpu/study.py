@@ -29,6 +29,7 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.provenance import made_with
 from sage_rlvr.study import page
 from sage_rlvr.study.frontier import read_families
+from sage_rlvr.study.job import START
 from sage_rlvr.study.plan import Study, load_study, read_folder
 from sage_rlvr.study.records import BASE, RUNS, keep, pack, unpack
 from sage_rlvr.study.run import finished_runs, run_study, status_of
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     to = Path(args.to or args.records)
     known = unpack([args.records], out) if Path(args.records, RUNS).is_file() else []
     print(f"{len(known)} finished runs taken from {args.records}", flush=True)
-    if status_of(out, "base")["state"] == "done" and not (out / "base" / "start.json").is_file():
+    if status_of(out, "base")["state"] == "done" and not (out / "base" / START).is_file():
         raise UserError(
             f"{args.records} has the base's samples and not its weights ({BASE}): put that file beside them."
         )

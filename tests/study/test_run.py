@@ -14,7 +14,9 @@ import psutil
 import pytest
 import yaml
 
+from sage_rlvr.models import write_whole
 from sage_rlvr.study import run as study_run
+from sage_rlvr.study.job import START
 from sage_rlvr.study.plan import load_study
 from sage_rlvr.study.records import unpack
 from sage_rlvr.study.run import status_of
@@ -184,6 +186,43 @@ def test_runs_that_do_not_end_are_waited_for_together(tmp_path, monkeypatch):
     assert (len(stuck), killed, now[0]) == (23, stuck, 60.0)
 
 
+@pytest.mark.parametrize("ends", ["well", "before it is made", "after it is made"])
+def test_the_base_is_sampled_beside_the_others_once_it_is_made(ends, tmp_path, monkeypatch):
+    """And where it cannot be made nothing else is begun; where only its samples fail the others are run."""
+    file, out, started = tmp_path / "small.yaml", tmp_path / "out", []
+    file.write_text(yaml.safe_dump(SMALL))
+
+    class Process:
+        returncode = 0
+
+        def __init__(self, run):
+            self.run, self.left = run, 3
+            started.append((run, (out / "base" / START).is_file()))
+
+        def poll(self):
+            self.left -= 1
+            if self.run == "base" and self.left == 2 and ends != "before it is made":
+                write_whole(out / "base" / START, "{}")
+            if self.left:
+                return None
+            self.returncode = 1 if self.run == "base" and ends != "well" else 0
+            return self.returncode
+
+    def fake(out, run, jobs, slot, warm):
+        (out / run).mkdir(parents=True, exist_ok=True)
+        return Process(run)
+
+    monkeypatch.setattr(study_run, "_start", fake)
+    monkeypatch.setattr(study_run.time, "sleep", lambda s: None)
+    _, failed = study_run.run_study(file, out, jobs=3)
+    assert failed == ([] if ends == "well" else ["base"])
+    if ends == "before it is made":
+        assert started == [("base", False)]
+    else:
+        assert started[0] == ("base", False)
+        assert sorted(started[1:]) == [("branch-s0", True), ("grpo-s0", True)]
+
+
 def test_one_more_starts_only_when_it_is_admitted(tmp_path, monkeypatch):
     """Three places, and two runs at most by the caller's word; all are run in the end."""
     file, going, most = tmp_path / "small.yaml", [], []
@@ -224,7 +263,7 @@ def test_what_took_longest_at_other_seeds_goes_first_within_its_own(tmp_path, mo
     monkeypatch.setattr(study_run, "_run", lambda study, out, runs, *rest: asked.append(runs) or [])
     study_run.run_study(file, out, jobs=12)
     order = ["new-s5", "slow-s1", "quick-s1", "new-s1", "slower-s2", "slow-s2", "quick-s2", "new-s2"]
-    assert asked == [["base"], order]
+    assert asked == [["base", *order]]
 
 
 def test_a_piece_that_is_told_to_end_packs_what_is_done(tmp_path):

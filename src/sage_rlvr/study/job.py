@@ -20,6 +20,7 @@ from sage_rlvr.models.folders import whole_folder
 from sage_rlvr.study.plan import Study, read_folder
 
 STATUS = "status.json"
+START = "start.json"  # of the base: what the variants start from
 GROUP = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what TRL writes for a colocated engine
 
 
@@ -77,13 +78,13 @@ def begin_anew(out: str, run: str, before: dict[str, str]) -> None:
 
 def start_model(out: Path) -> str:
     """What the variants start from."""
-    return json.loads((out / "base" / "start.json").read_text(encoding="utf-8"))["model"]
+    return json.loads((out / "base" / START).read_text(encoding="utf-8"))["model"]
 
 
 def make_base(study: Study, out: Path) -> str:
     """What the variants start from, made or found, and written down."""
     model = build_base(study.base, out / "base")
-    write_whole(out / "base" / "start.json", json.dumps({"model": model}) + "\n")
+    write_whole(out / "base" / START, json.dumps({"model": model}) + "\n")
     return model
 
 

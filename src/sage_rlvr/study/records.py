@@ -21,7 +21,7 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.compact import COUNTS, compact
 from sage_rlvr.models import write_whole
 from sage_rlvr.models.folders import whole_folder
-from sage_rlvr.study.job import STATUS, start_model
+from sage_rlvr.study.job import START, STATUS, start_model
 from sage_rlvr.study.plan import RECORD, Study, open_folder, read_folder, refuse_other
 from sage_rlvr.study.run import finished_runs, status_of
 
@@ -153,7 +153,7 @@ def unpack(sources: Sequence[str | Path], out: str | Path) -> list[str]:
             if run in known and status_of(out, run)["state"] not in ("done", "running"):
                 _lay(record, out / run)
                 new.append(run)
-        start = out / "base" / "start.json"
+        start = out / "base" / START
         if (source / BASE).is_file() and not start.is_file():
             _unpack_base(source / BASE, out / "base")
         elif "base" in new and "model_name_or_path" in study.base and not start.is_file():
@@ -202,7 +202,7 @@ def _lay(record: dict[str, Any], folder: Path) -> None:
 def _unpack_base(archive: Path, folder: Path) -> None:
     with whole_folder(folder / "model") as part, tarfile.open(archive) as tar:
         tar.extractall(part, filter="data")
-    write_whole(folder / "start.json", json.dumps({"model": str(folder / "model")}) + "\n")
+    write_whole(folder / START, json.dumps({"model": str(folder / "model")}) + "\n")
 
 
 def _unpack_trained(archive: Path, folder: Path, base: str) -> None:

@@ -1,4 +1,4 @@
-"""Running a study: the base, then every variant × seed, several at a time; what is done is not done again."""
+"""Running a study: the base and, once it is made, every variant × seed, several at a time; what is done is not done again."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_rlvr.processes import alive
-from sage_rlvr.study.job import STATUS
+from sage_rlvr.study.job import START, STATUS
 from sage_rlvr.study.plan import Study, load_study, open_folder, read_folder
 from sage_rlvr.study.warm import Forked, Warm
 
@@ -51,12 +51,11 @@ def run_study(
     jobs = jobs or default_jobs()
     took = _took(study, out)
     order = sorted(study.runs()[1:], key=lambda run: _turn(study, run, took))
-    missing = _unfinished(out, [run for run in order if fnmatch(run, only)])
-    warm = Warm(_environment(jobs)) if len(missing) > jobs else None  # it imports while the base is made
+    missing = _unfinished(out, ["base", *(run for run in order if fnmatch(run, only))])
+    others = len(missing) - ("base" in missing)
+    warm = Warm(_environment(jobs)) if others > jobs else None  # it imports while the base is made
     try:
-        failed = _run(study, out, _unfinished(out, ["base"]), 1, watch, None)
-        if not failed:
-            failed = _run(study, out, missing, jobs, watch, warm, admit)
+        failed = _run(study, out, missing, jobs, watch, warm, admit)
     finally:
         if warm is not None:
             warm.close()
@@ -93,7 +92,11 @@ def _run(
     failed: list[str] = []
     try:
         while waiting or running:
-            for run in list(waiting) if warm is None or not warm.importing() else ():
+            made = "base" not in runs or (out / "base" / START).is_file()  # then it is sampled beside the others
+            if "base" in failed and not made:
+                waiting.clear()
+            begin = made and (warm is None or not warm.importing())
+            for run in [run for run in waiting if begin or run == "base"]:
                 state = status_of(out, run)["state"]
                 if state == "done":
                     waiting.remove(run)
@@ -102,7 +105,7 @@ def _run(
                 elif admit is None or admit(len(running)):
                     waiting.remove(run)
                     slots[run] = min(set(range(jobs)) - {slots[r] for r in running})
-                    running[run] = _start(out, run, jobs, slots[run], warm)
+                    running[run] = _start(out, run, jobs, slots[run], warm if run != "base" else None)
             for run, process in list(running.items()):
                 if process.poll() is not None:
                     del running[run]
