@@ -1,7 +1,7 @@
-"""What a training pass keeps, counted by running one layer and two on tensors that have a shape but no storage.
+"""What a pass keeps, counted by running one layer of each kind, and a second, on tensors that have a shape but no storage.
 
 No formula for any architecture: the model's own code runs, with LoRA, checkpointing and autocast as the run will have them,
-under PyTorch's FakeTensorMode, and every storage that is born and dies is counted. Layers are alike, so two counts give all.
+under PyTorch's FakeTensorMode, and every storage that is born and dies is counted. A kind's second layer tells what each adds.
 """
 
 import contextlib
@@ -13,7 +13,12 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+OPERATIONS, A_TOKEN = (
+    10_000,
+    20,
+)  # of a forward pass, at most: a scan token by token (Jamba: 76) would take minutes to count
 
 
 @dataclass(frozen=True)
@@ -28,11 +33,12 @@ class Weights:
 
 @dataclass(frozen=True)
 class Pass:
-    """Bytes of one forward and backward pass through the backbone, beyond weights and gradients."""
+    """Bytes of one micro-batch's passes through the backbone, beyond weights and gradients."""
 
     saved: float  # alive when the forward pass ends
     backward: float  # on top of that at its worst, one layer's recomputation included
     no_grad: float  # at its worst, where nothing is kept
+    cache: float  # what generation has cached when its rows are as long
 
 
 def weigh(config: Any, dtype: torch.dtype, lora: Any = None, trusted: bool = False) -> Weights:
@@ -57,24 +63,94 @@ def measure_pass(
     trusted: bool = False,
 ) -> Pass:
     """One micro-batch of (rows, length) tokens."""
-    args = (rows, length, dtype, lora, checkpointing, autocast, trusted)
-    one, two = (_run(shortened(config, n), *args) for n in (1, 2))
-    layers = layers_of(config)
-    a_layer = max(0.0, two.saved - one.saved)
-    return Pass(one.saved + (layers - 1) * a_layer, max(one.backward, two.backward), max(one.no_grad, two.no_grad))
+    model = _model(config, dtype, lora, trusted)
+    backbone, layers = _backbone(model.get_base_model() if lora is not None else model)
+    kinds: dict[Any, list[int]] = {}
+    for i, layer in enumerate(layers):
+        kinds.setdefault(_kind(layer), []).append(i)
+    with FakeTensorMode():
+        _fake(model)
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        inputs = {
+            "inputs_embeds": torch.empty(rows, length, _width(config), dtype=dtype, requires_grad=True),
+            "attention_mask": torch.ones(rows, length, dtype=torch.long),
+        }
+
+        def run(real: set[int]) -> Pass:
+            with _only(layers, real):
+                return _run(model, backbone, inputs, autocast, lora is not None)
+
+        each = {alike[0] for alike in kinds.values()}
+        first = run(each)
+        more = [(len(alike) - 1, run({*each, alike[1]})) for alike in kinds.values() if len(alike) > 1]
+    runs = [first, *(second for _, second in more)]
+    return Pass(
+        saved=first.saved + sum(n * max(0.0, second.saved - first.saved) for n, second in more),
+        backward=max(p.backward for p in runs),
+        no_grad=max(p.no_grad for p in runs),
+        cache=first.cache + sum(n * (second.cache - first.cache) for n, second in more),
+    )
 
 
 def layers_of(config: Any) -> int:
     return config.get_text_config().num_hidden_layers
 
 
-def shortened(config: Any, layers: int) -> Any:
-    config = copy.deepcopy(config)
-    text = config.get_text_config()
-    text.num_hidden_layers = layers
-    if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[:layers]
-    return config
+def _width(config: Any) -> int:
+    return config.get_text_config().hidden_size
+
+
+# ---- kinds of layers -----------------------------------------------------------------------------------------------
+
+
+def _backbone(model: Any) -> tuple[Any, torch.nn.ModuleList]:
+    """The module that runs the decoder's layers, and they."""
+    for module in model.get_decoder().modules():
+        if lists := [child for child in module.children() if isinstance(child, torch.nn.ModuleList)]:
+            return module, max(lists, key=len)
+    raise TypeError(f"{type(model).__name__} has no list of layers")
+
+
+def _kind(layer: torch.nn.Module) -> Any:
+    """Equal for layers that run the same code on the same shapes; a layer's own number is no difference."""
+
+    def matters(name: str, value: Any) -> bool:
+        return value is None or isinstance(value, bool | str) or (isinstance(value, int) and "layer" not in name)
+
+    return tuple(
+        (
+            name,
+            type(module),
+            frozenset((k, v) for k, v in vars(module).items() if matters(k, v)),
+            frozenset((k, p.shape, p.requires_grad) for k, p in module._parameters.items() if p is not None),
+        )
+        for name, module in layer.named_modules()
+    )
+
+
+@contextlib.contextmanager
+def _only(layers: torch.nn.ModuleList, real: set[int]) -> Any:
+    """All but these layers hand on what they are given, in the form in which the first, a real one, returns it."""
+    form: list[int | None] = []  # entries of the tuple, where it is one
+
+    def note(module: Any, args: Any, out: Any) -> None:
+        form[:] = [len(out) if isinstance(out, tuple) else None]
+
+    def hand_on(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        (entries,) = form
+        return hidden_states if entries is None else (hidden_states, *[None] * (entries - 1))
+
+    hook = layers[0].register_forward_hook(note)
+    others = [layer for i, layer in enumerate(layers) if i not in real]
+    for layer in others:
+        layer.forward = hand_on
+    try:
+        yield
+    finally:
+        hook.remove()
+        for layer in others:
+            del layer.forward
 
 
 # ---- running on nothing --------------------------------------------------------------------------------------------
@@ -83,9 +159,10 @@ def shortened(config: Any, layers: int) -> Any:
 class _Live(TorchDispatchMode):
     """Counts the bytes of storages that are alive, and their peak."""
 
-    def __init__(self) -> None:
+    def __init__(self, operations: float = float("inf")) -> None:
         super().__init__()
         self.now = self.peak = 0
+        self._left = operations
         self._alive: dict[int, weakref.ref] = {}
 
     def see(self, tensor: torch.Tensor) -> None:
@@ -103,11 +180,22 @@ class _Live(TorchDispatchMode):
         self.peak = max(self.peak, self.now)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        self._left -= 1
+        if self._left < 0:
+            raise TypeError("its layers run token by token, which takes too long to count")
+        out = _called(func, args, kwargs or {})
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
                 self.see(leaf)
         return out
+
+
+def _called(func: Any, args: Any, kwargs: Any) -> Any:
+    """Without storage PyTorch's grouped product, that of experts, knows bfloat16 alone; shapes are the same in any dtype."""
+    if func is not torch.ops.aten._grouped_mm.default or args[0].dtype == torch.bfloat16:
+        return func(*args, **kwargs)
+    narrow = tree_map_only(torch.Tensor, lambda t: t.bfloat16() if t.is_floating_point() else t, (args, kwargs))
+    return func(*narrow[0], **narrow[1]).to(args[0].dtype)
 
 
 def _model(config: Any, dtype: torch.dtype, lora: Any, trusted: bool) -> Any:
@@ -140,37 +228,24 @@ def _fake(model: Any) -> None:
                 box[name] = made[old]
 
 
-def _run(
-    config: Any,
-    rows: int,
-    length: int,
-    dtype: torch.dtype,
-    lora: Any,
-    checkpointing: bool,
-    autocast: bool,
-    trusted: bool,
-) -> Pass:
-    model = _model(config, dtype, lora, trusted)
-    with FakeTensorMode():
-        _fake(model)
-        if checkpointing:
-            model.gradient_checkpointing_enable()
-        model.train()
-        backbone = (model.get_base_model() if lora is not None else model).base_model
-        width = config.get_text_config().hidden_size
-        embedded = torch.empty(rows, length, width, dtype=dtype, requires_grad=True)
-        mask = torch.ones(rows, length, dtype=torch.long)
-        inputs: dict[str, Any] = {"inputs_embeds": embedded, "attention_mask": mask, "use_cache": False}
-        casting = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
-        with _counting(model) as live, casting, torch.no_grad():
-            backbone(**inputs)
-        no_grad = live.peak
-        with _counting(model) as live:
-            with casting:
-                hidden = backbone(**inputs).last_hidden_state
-            saved = live.now
-            torch.autograd.grad(hidden, embedded, torch.zeros_like(hidden))
-        return Pass(saved, live.peak - saved, no_grad)
+def _run(model: Any, backbone: Any, inputs: dict[str, Any], autocast: bool, lora: bool) -> Pass:
+    casting = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
+    model.eval()
+    # accelerate's autocast wraps the outermost forward; under PEFT, generate calls the model inside it
+    most = OPERATIONS + A_TOKEN * inputs["inputs_embeds"].shape[1]
+    with _Live(most), torch.no_grad(), contextlib.nullcontext() if lora else casting:
+        cached = backbone(**inputs, use_cache=True).past_key_values
+    held = [t for t in tree_leaves([vars(layer) for layer in cached.layers]) if isinstance(t, torch.Tensor)]
+    model.train()
+    with _counting(model) as live, casting, torch.no_grad():
+        backbone(**inputs, use_cache=False)
+    no_grad = live.peak
+    with _counting(model) as live:
+        with casting:
+            hidden = backbone(**inputs, use_cache=False).last_hidden_state
+        saved = live.now
+        torch.autograd.grad(hidden, inputs["inputs_embeds"], torch.zeros_like(hidden))
+    return Pass(saved, live.peak - saved, no_grad, sum(t.nbytes for t in held))
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sage_rlvr.doctor.activations import Pass, Weights, layers_of, measure_pass, weigh
+from sage_rlvr.doctor.activations import Pass, Weights, measure_pass, weigh
 from sage_rlvr.doctor.demand import Demand
 from sage_rlvr.head import tiles
 
@@ -27,6 +27,7 @@ class Memory:
 
     phases: dict[str, list[Part]]
     weights: Weights
+    cache: float  # bytes a row takes in generation when it is at its full length
 
     @property
     def peak(self) -> float:
@@ -70,7 +71,8 @@ def memory_of(demand: Demand, cuda: bool, gpu_memory: float = 0.0) -> Memory:
                                          Part("log-prob head", head_bytes(demand, cuda, backward=False)))],
         "generation": [*always, *(vllm or generation(demand, kept))],
     }  # fmt: skip
-    return Memory({name: [p for p in parts if p.bytes] for name, parts in phases.items()}, weights)
+    found = {name: [p for p in parts if p.bytes] for name, parts in phases.items()}
+    return Memory(found, weights, kept.cache / demand.micro_batch)
 
 
 def _vllm(demand: Demand, weights: Weights, gpu_memory: float) -> Part:
@@ -149,19 +151,9 @@ def generation(demand: Demand, kept: Pass) -> list[Part]:
     """Transformers' generate: a cache that grows to its full length, the prompts' own pass, and the logits of one token."""
     prompts = kept.no_grad * demand.rollout_rows * demand.prompt / (demand.micro_batch * demand.length)
     logits = demand.rollout_rows * demand.config.get_text_config().vocab_size * 4 * (1 + SAMPLING_COPIES)
-    cache = demand.rollout_rows * demand.length * kv_bytes(demand)
+    cache = kept.cache * demand.rollout_rows / demand.micro_batch
     return [Part("KV cache", cache, f"{demand.rollout_rows} rows of {demand.length} tokens"),
             Part("prompts or logits", max(prompts, logits))]  # fmt: skip
-
-
-def kv_bytes(demand: Demand) -> float:
-    """Of one token, all layers."""
-    text = demand.config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    # accelerate's autocast wraps the outermost forward; under PEFT, generate calls the model inside it
-    size = 2 if demand.autocast and demand.lora is None else demand.dtype.itemsize
-    return 2 * heads * width * layers_of(demand.config) * size
 
 
 def _larger(*parts: Part) -> Part:

@@ -10,7 +10,7 @@ from typing import Any
 from sage_rlvr.doctor.activations import Weights, layers_of
 from sage_rlvr.doctor.demand import Demand
 from sage_rlvr.doctor.machine import memory
-from sage_rlvr.doctor.memory import kv_bytes
+from sage_rlvr.doctor.memory import Memory
 from sage_rlvr.errors import UserError
 
 REACHED = 0.4  # of the data sheet's bf16 FLOP/s in training
@@ -94,15 +94,15 @@ def _rate(work: Any, where: str, seconds: float) -> float:
 # ---- a run's time --------------------------------------------------------------------------------------------------
 
 
-def seconds_of(demand: Demand, weights: Weights, device: Device) -> dict[str, float]:
+def seconds_of(demand: Demand, planned: Memory, device: Device) -> dict[str, float]:
     """Part → seconds of the whole run, every completion as long as it may get."""
     micro_steps = demand.steps * demand.accumulation
-    a_pass = _forward_flops(demand, weights) / device.flops
+    a_pass = _forward_flops(demand, planned.weights) / device.flops
     floor = LAYER_PASS_S[device.kind] * layers_of(demand.config)
     passes = (3 if demand.lora is None else 2) + demand.checkpointing  # frozen weights need no gradient of their own
     scored = (demand.reference + demand.extra_pass) * demand.rollouts * demand.rollout_rows / demand.micro_batch
     return {
-        "generation": demand.rollouts * rollout_seconds(demand, weights, device),
+        "generation": demand.rollouts * rollout_seconds(demand, planned, device),
         "reference and scoring passes": scored * max(a_pass, floor / 3),
         "forward and backward": micro_steps * max(passes * a_pass, floor),
     }
@@ -115,13 +115,14 @@ def _forward_flops(demand: Demand, weights: Weights) -> float:
     return demand.micro_batch * demand.length * (2 * weights.count + attention)
 
 
-def rollout_seconds(demand: Demand, weights: Weights, device: Device) -> float:
+def rollout_seconds(demand: Demand, planned: Memory, device: Device) -> float:
     """Prompts are limited by FLOP/s; then one step a token, limited by FLOP/s, by reading weights and cache, or by launches."""
-    vllm = demand.vllm is not None or demand.vllm_server
+    weights, vllm = planned.weights, demand.vllm is not None or demand.vllm_server
     rows = min(demand.rollout_rows, VLLM_ROWS) if vllm else demand.rollout_rows
     waves = -(-demand.rollout_rows // rows)
     stored = weights.frozen + weights.trainable
-    read = (stored + rows * (demand.prompt + demand.completion / 2) * kv_bytes(demand)) / device.bandwidth
+    half_way = (demand.prompt + demand.completion / 2) / demand.length
+    read = (stored + rows * half_way * planned.cache) / device.bandwidth
     compute = 2 * weights.count * rows / device.flops
     launches = VLLM_STEP_S if vllm else LAYER_STEP_S[device.kind] * layers_of(demand.config)
     prompts = 2 * weights.count * demand.rollout_rows * demand.prompt / device.flops

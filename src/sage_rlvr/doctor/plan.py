@@ -1,6 +1,8 @@
 """``sage-rlvr plan``: memory, time and disk of a run before it starts, and what to change where it does not fit."""
 
+import contextlib
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -75,13 +77,11 @@ def make_plan(
         memory = memory_of(demand, device.kind == "cuda", device.memory)
     except UserError:
         raise
-    except (
-        Exception
-    ) as e:  # the model is run, two layers of it, without memory: what fails there is the model's own code
+    except Exception as e:  # the model is run, a few layers of it, without memory: what fails there is its own code
         why = f"{type(e).__name__}: {' '.join(str(e).split())}"[:160]
         raise UserError(
-            f"no plan can be made for {demand.model} ({why}): plan follows decoder-only models of transformers whose layers are "
-            "alike, and LoRA on modules they have."
+            f"no plan can be made for {demand.model} ({why}): plan follows decoder-only models of transformers that cache what "
+            "they generate, and LoRA on modules they have."
         ) from e
     disk, folder = disk_of(run, args, demand, memory), Path(args.output_dir).absolute()
     there = next(p for p in [folder, *folder.parents] if p.exists())
@@ -90,10 +90,10 @@ def make_plan(
         demand,
         device,
         memory,
-        seconds_of(demand, memory.weights, device),
+        seconds_of(demand, memory, device),
         disk,
         float(shutil.disk_usage(there).free),
-        [] if fits else mends_of(demand, device, memory.peak),
+        [] if fits else mends_of(demand, device, memory.peak, lambda flags: _rollout([*argv, *flags], gpu)),
         _notes(run, demand, device, gpu),
     )
 
@@ -107,6 +107,14 @@ def _parsed(argv: list[str], gpu: str | None) -> tuple[Any, Any, Any, bool]:
     run, args, model_args = parse([*argv, "--bf16", "false"])
     asked = _asked_bf16(argv)
     return run, args, model_args, not args.fp16 if asked is None else asked
+
+
+def _rollout(argv: list[str], gpu: str | None) -> int | None:
+    """Rows of a rollout on all devices; None where the settings are refused."""
+    try:
+        return _parsed(argv, gpu)[1].generation_batch_size
+    except ValueError:  # no whole groups, or UserError
+        return None
 
 
 def _asked_bf16(argv: list[str]) -> bool | None:
@@ -153,24 +161,32 @@ def cached(name: str) -> bool:
 # ---- where it does not fit -----------------------------------------------------------------------------------------
 
 
-def mends_of(demand: Demand, device: Device, peak: float) -> list[tuple[str, float]]:
+Rollout = Callable[[list[str]], int | None]  # flags → rows of a rollout with them
+
+
+def mends_of(demand: Demand, device: Device, peak: float, rollout: Rollout) -> list[tuple[str, float]]:
     """Each change by itself, those that help most first; one that changes the experiment comes last."""
     cuda = device.kind == "cuda"
-    tried = [(flags, memory_of(changed, cuda, device.memory).peak) for flags, changed in _changes(demand, cuda)]
-    helps = [(flags, new) for flags, new in tried if new < 0.98 * peak]
+    helps = []
+    for flags, changed in _changes(demand, cuda, rollout):
+        with contextlib.suppress(ValueError):  # LoRA on modules that the model does not have
+            new = memory_of(changed, cuda, device.memory).peak
+            helps += [(flags, new)] if new < 0.98 * peak else []
     return sorted(helps, key=lambda mend: ("max_completion_length" in mend[0], mend[1]))
 
 
-def _changes(demand: Demand, cuda: bool) -> list[tuple[str, Demand]]:
+def _changes(demand: Demand, cuda: bool, rollout: Rollout) -> list[tuple[str, Demand]]:
     from peft import LoraConfig
 
     found: list[tuple[str, Demand]] = []
     if demand.micro_batch > 1 and (demand.by_tokens or demand.micro_batch % 2 == 0):
         half, twice = demand.micro_batch // 2, demand.accumulation * 2
         flags = f"--per_device_train_batch_size {half} --gradient_accumulation_steps {twice}"
+        ways = [flags, f"{flags} --steps_per_generation {demand.rollout_rows // half}"]  # the second where that is set
         if demand.by_tokens:
-            flags = f"--tokens_per_microbatch {half * demand.length}"
-        found.append((flags, replace(demand, micro_batch=half, accumulation=twice)))
+            ways = [f"--tokens_per_microbatch {half * demand.length}"]
+        kept = [way for way in ways if rollout(way.split()) == rollout([])]
+        found += [(way, replace(demand, micro_batch=half, accumulation=twice)) for way in kept[:1]]
     if not demand.checkpointing:
         found.append(("--gradient_checkpointing true", replace(demand, checkpointing=True)))
     if demand.lora is None:
@@ -205,6 +221,10 @@ def _notes(run: Any, demand: Demand, device: Device, gpu: str | None) -> list[st
         notes.append("the vLLM server's own GPU is not counted.")
     if demand.quantised is not None:
         notes.append("quantised weights are counted at their packed size, roughly.")
+    if {"linear_attention", "hybrid"} & set(getattr(demand.config.get_text_config(), "layer_types", None) or ()):
+        notes.append(
+            "linear-attention and Mamba layers are counted without kernels of their own, which take less memory."
+        )
     if demand.processes > 1:
         notes.append("per process; sharding by FSDP or DeepSpeed is not modelled, so it is an upper bound there.")
     return notes
