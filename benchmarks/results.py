@@ -104,8 +104,7 @@ def overview(study: Study, rows: list[Row], done: int, sessions: Path) -> str:
         f"- Problems, and samples of each: {', '.join(sizes.values())}.",
     ]
     pieces, alike = json.loads(sessions.read_text(encoding="utf-8")), defaultdict[str, list[dict[str, Any]]](list)
-    plural = "s" * (len(pieces) > 1)
-    lines.append(f"- Cost: {_minutes(pieces)} minutes of wall time in {len(pieces)} session{plural}, by machine:")
+    lines.append(f"- Cost: {_cost(pieces)}, by machine:")
     for p in pieces:  # by machine and versions
         versions = {"sage-rlvr": p["release"], **p["libraries"]}
         alike[f"{p['machine']}; " + ", ".join(f"{k} {v}" for k, v in versions.items())].append(p)
@@ -118,6 +117,10 @@ def overview(study: Study, rows: list[Row], done: int, sessions: Path) -> str:
 def _own_seeds(study: Study) -> str:
     own = {study.family_of(v): study.seeds_of(v) for v in study.variants if "seeds" in study.variants[v]}
     return "".join(f"; {family} at {', '.join(map(str, seeds))}" for family, seeds in own.items())
+
+
+def _cost(sessions: list[dict[str, Any]]) -> str:
+    return f"{_minutes(sessions)} minutes of wall time in {len(sessions)} session{'s' * (len(sessions) > 1)}"
 
 
 def _minutes(sessions: list[dict[str, Any]]) -> str:
@@ -312,7 +315,7 @@ def look_part(page: Page, records: Path) -> None:
     found = json.loads((records / LOOK).read_text(encoding="utf-8"))
     page.add(
         "## A look at the samples",
-        f"Of {', '.join(found['patterns'])}; {_minutes(found['sessions'])} minutes in {len(found['sessions'])} sessions.",
+        f"Of {', '.join(found['patterns'])}; {_cost(found['sessions'])}.",
     )
     patterns_part(page, found["patterns"])
     perplexity_part(page, found["limit"], found["perplexity"])

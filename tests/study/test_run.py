@@ -116,35 +116,49 @@ def test_ctrl_c_leaves_a_checkpoint_and_the_next_run_goes_on_from_it(tmp_path):
     assert (out / "table.json").is_file()
 
 
-def test_ctrl_c_asks_every_run_first_then_waits_and_kills_only_what_does_not_end(tmp_path, monkeypatch):
-    """Two runs, one of which does not listen."""
-    file, calls = tmp_path / "small.yaml", []
-    file.write_text(yaml.safe_dump(SMALL))
+class Stuck:
+    """A run that goes on, in a study that is interrupted at once; those of ``deaf`` do not end when they are told to."""
 
-    class Process:
-        def __init__(self, run):
-            self.run = run
+    def __init__(self, run, calls, deaf, now):
+        self.run, self.calls, self.deaf, self.now = run, calls, deaf, now
 
-        def poll(self):
-            return None
+    def poll(self):
+        return None
 
-        def send_signal(self, number):
-            calls.append((self.run, number))
+    def send_signal(self, number):
+        self.calls.append((self.run, number))
 
-        def wait(self, timeout):
-            calls.append((self.run, "waited"))
-            if self.run == "grpo-s0":
-                raise subprocess.TimeoutExpired("job", timeout)
+    def wait(self, timeout):
+        assert timeout >= 0
+        self.calls.append((self.run, "waited"))
+        if self.run in self.deaf:
+            self.now[0] += timeout
+            raise subprocess.TimeoutExpired("job", timeout)
 
-        def kill(self):
-            calls.append((self.run, "killed"))
+    def kill(self):
+        self.calls.append((self.run, "killed"))
+
+
+def interrupted(study, out, runs, deaf, monkeypatch):
+    """What was asked of the runs, and how long it took by the clock."""
+    calls, now = [], [0.0]
 
     def interrupt(study, out):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(study_run, "_start", lambda out, run, jobs, slot, warm: Process(run))
+    monkeypatch.setattr(study_run, "_start", lambda out, run, jobs, slot, warm: Stuck(run, calls, deaf, now))
+    monkeypatch.setattr(study_run.time, "monotonic", lambda: now[0])
     with pytest.raises(KeyboardInterrupt):
-        study_run._run(load_study(file), tmp_path / "out", ["grpo-s0", "branch-s0"], 2, interrupt, None)
+        study_run._run(study, out, runs, len(runs), interrupt, None)
+    return calls, now[0]
+
+
+def test_ctrl_c_asks_every_run_first_then_waits_and_kills_only_what_does_not_end(tmp_path, monkeypatch):
+    """Two runs, one of which does not listen."""
+    file = tmp_path / "small.yaml"
+    file.write_text(yaml.safe_dump(SMALL))
+    runs = ["grpo-s0", "branch-s0"]
+    calls, _ = interrupted(load_study(file), tmp_path / "out", runs, ["grpo-s0"], monkeypatch)
     asked, ended = calls[:2], calls[2:]
     assert asked == [("grpo-s0", signal.SIGTERM), ("branch-s0", signal.SIGTERM)]
     assert ended == [("grpo-s0", "waited"), ("grpo-s0", "killed"), ("branch-s0", "waited")]
@@ -152,38 +166,13 @@ def test_ctrl_c_asks_every_run_first_then_waits_and_kills_only_what_does_not_end
 
 def test_runs_that_do_not_end_are_waited_for_together(tmp_path, monkeypatch):
     """24 that do not listen take a minute, not one each; one that ends in that minute is not killed, however late it is asked."""
-    file, now, killed = tmp_path / "small.yaml", [0.0], []
+    file = tmp_path / "small.yaml"
     file.write_text(yaml.safe_dump(SMALL | {"seeds": list(range(12))}))
     study = load_study(file)
-    *stuck, last = study.runs()[1:]
-
-    class Process:
-        def __init__(self, run):
-            self.run = run
-
-        def poll(self):
-            return None
-
-        def send_signal(self, number):
-            pass
-
-        def wait(self, timeout):
-            assert timeout >= 0
-            if self.run in stuck:
-                now[0] += timeout
-                raise subprocess.TimeoutExpired("job", timeout)
-
-        def kill(self):
-            killed.append(self.run)
-
-    def interrupt(study, out):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(study_run, "_start", lambda out, run, jobs, slot, warm: Process(run))
-    monkeypatch.setattr(study_run.time, "monotonic", lambda: now[0])
-    with pytest.raises(KeyboardInterrupt):
-        study_run._run(study, tmp_path / "out", [*stuck, last], 24, interrupt, None)
-    assert (len(stuck), killed, now[0]) == (23, stuck, 60.0)
+    *deaf, last = study.runs()[1:]
+    calls, took = interrupted(study, tmp_path / "out", [*deaf, last], deaf, monkeypatch)
+    killed = [run for run, what in calls if what == "killed"]
+    assert (len(deaf), killed, took) == (23, deaf, 60.0)
 
 
 @pytest.mark.parametrize("ends", ["well", "before it is made", "after it is made"])

@@ -14,7 +14,7 @@ import numpy as np
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.counts import TaskCounts, counts_of
 from sage_rlvr.metrics import Interval, pass_at_k
-from sage_rlvr.study.frontier import DRAWS, interval
+from sage_rlvr.study.frontier import DRAWS, interval, shares
 from sage_rlvr.study.plan import read_folder
 from sage_rlvr.study.run import finished_runs
 from sage_rlvr.study.table import common_problems
@@ -108,13 +108,13 @@ def resampled(grids: dict[tuple[str, str], np.ndarray], n: int, draws: int = DRA
     """``grids[task, variant]`` (2, seeds, problems): pass@1 and pass@n."""
     rng = np.random.default_rng(seed)
     tasks, variants = (list(dict.fromkeys(names)) for names in zip(*grids))
-    problems = {task: _shares(rng, grids[task, variants[0]].shape[2], draws) for task in tasks}
+    problems = {task: shares(rng, grids[task, variants[0]].shape[2], draws) for task in tasks}
     plain = {place: grid.mean((1, 2)) for place, grid in grids.items()}
     again, seeds = {}, {v: grids[tasks[0], v].shape[1] for v in variants}
     for v, count in seeds.items():
-        shares = 1 / count + _wider(count) * (_shares(rng, count, draws) - 1 / count)
+        rows = 1 / count + _wider(count) * (shares(rng, count, draws) - 1 / count)
         for task in tasks:
-            again[task, v] = np.stack([((shares @ grid) * problems[task]).sum(1) for grid in grids[task, v]])
+            again[task, v] = np.stack([((rows @ grid) * problems[task]).sum(1) for grid in grids[task, v]])
         for by in (plain, again):
             by[MEAN, v] = np.mean([by[task, v] for task in tasks], axis=0)
     return Drawn([*tasks, *[MEAN] * (len(tasks) > 1)], n, seeds, plain, again)
@@ -129,8 +129,3 @@ def _wider(seeds: int) -> float:
     t = z + (z**3 + z) / (4 * f) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * f**2)
     t += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * f**3)
     return (seeds / (seeds - 1)) ** 0.5 * t / z
-
-
-def _shares(rng: np.random.Generator, size: int, draws: int) -> np.ndarray:
-    """(draws, size): how much of each a bootstrap draw has."""
-    return rng.multinomial(size, np.full(size, 1 / size), draws) / size

@@ -81,17 +81,21 @@ def drawn(families: dict[str, list[Point]], draws: int, seed: int) -> dict[str, 
     """family → (draws, points) pass@1 and pass@n, over problems drawn once for all and seeds drawn for each point by itself."""
     rng = np.random.default_rng(seed)
     problems = next(iter(families.values()))[0].x.shape[1]
-    weights = rng.multinomial(problems, np.full(problems, 1 / problems), draws) / problems
+    weights = shares(rng, problems, draws)
     out = {}
     for name, points in families.items():
         x, y = [], []
         for p in points:
-            seeds = p.x.shape[0]
-            rows = rng.multinomial(seeds, np.full(seeds, 1 / seeds), draws) / seeds
+            rows = shares(rng, p.x.shape[0], draws)
             x.append(((rows @ p.x) * weights).sum(1))
             y.append(((rows @ p.y) * weights).sum(1))
         out[name] = np.stack(x, 1), np.stack(y, 1)
     return out
+
+
+def shares(rng: np.random.Generator, size: int, draws: int) -> np.ndarray:
+    """(draws, size): how much of each a bootstrap draw has."""
+    return rng.multinomial(size, np.full(size, 1 / size), draws) / size
 
 
 def ends(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
