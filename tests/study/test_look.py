@@ -5,6 +5,7 @@ import re
 import runpy
 import shutil
 import sys
+import tarfile
 from importlib.resources import files
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from sage_rlvr.analysis.patterns import patterns
 from sage_rlvr.analysis.perplexity import perplexity
 from sage_rlvr.analysis.scoring import source_of
 from sage_rlvr.evaluate.counts import counts_of
+from sage_rlvr.store import SampleStore
 from sage_rlvr.study.plan import read_folder
 from sage_rlvr.study.records import RUNS, pack, unpack
 from sage_rlvr.study.run import finished_runs, run_study
@@ -93,6 +95,11 @@ def test_the_page_has_the_chosen_problems_alone(place):
     told = {(t, p): json.dumps(q["question"])[1:-1] for t, by in known.items() for p, q in by.items()}
     assert len(told) == 24
     assert [place for place, text in told.items() if text in page] == list(chosen.items())
+    with tarfile.open(place / "results" / "gpu" / "small" / "look" / "grpo-s0.tar.gz") as tar:
+        tar.extractall(place / "cut", filter="data")
+    kept = SampleStore(place / "cut" / "grpo-s0" / "eval", readonly=True)
+    samples = [(row["task"], row["problem"]) for batch in kept.scan() for row in batch.to_pylist()]
+    assert sorted(samples) == sorted(16 * [*chosen.items()]), "all samples of those, and none of another"
     traced = re.findall(r'"traces":(\d+),"notes"', page)
     assert traced == ["4"] * 3, "two completions of each problem, token by token, in every run"
     assert "that on which the runs differ most" in page

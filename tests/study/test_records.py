@@ -23,7 +23,7 @@ from sage_rlvr.study import job
 from sage_rlvr.study.frontier import read_families
 from sage_rlvr.study.job import STATUS, start_model
 from sage_rlvr.study.plan import Study, load_study, open_folder, read_folder
-from sage_rlvr.study.records import BASE, RUNS, pack, unpack
+from sage_rlvr.study.records import BASE, RUNS, keep, pack, unpack
 from sage_rlvr.study.run import finished_runs, run_study, status_of
 from sage_rlvr.study.support import support_rows, training_curves
 from sage_rlvr.study.table import as_json, study_rows
@@ -341,6 +341,21 @@ def test_a_model_the_study_did_not_make_stays_where_it_is(folder, tmp_path):
     assert not (tmp_path / "records" / "base.tar.gz").exists()
     unpack([tmp_path / "records"], tmp_path / "there")
     assert start_model(tmp_path / "there") == "m"
+
+
+def test_a_model_of_the_users_has_the_name_the_study_has_for_it(tmp_path, monkeypatch):
+    """Evaluation wrote down where it lies on this machine; that is in no record."""
+    monkeypatch.chdir(tmp_path)
+    out, mine = Path("study"), tmp_path / "Qwen" / "mine"
+    mine.mkdir(parents=True)
+    open_folder(study(), out)
+    settings = {"temperature": 0.3, "model": str(mine), "adapter": str(out.resolve() / "grpo-s0" / "train")}
+    make_run(out / "base" / "eval", {"t": {p: ["10"] for p in PROBLEMS}}, settings)
+    write_whole(out / "base" / STATUS, json.dumps({"state": "done", "stage": "eval", "pid": 1, "model": str(mine)}))
+    write_whole(out / "base" / "start.json", json.dumps({"model": "Qwen/mine"}))
+    record = keep(out, "base")
+    assert record["status"]["model"] == "Qwen/mine"
+    assert str(tmp_path) not in json.dumps(record)
 
 
 def test_what_is_trained_here_is_evaluated_there(tmp_path):
