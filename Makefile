@@ -7,9 +7,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 VERL_VENV ?= .venv-verl
 VERL_STAMP := $(VERL_VENV)/.installed
-CODE := src tests tests_verl benchmarks examples
+VLLM_VENV ?= .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
+CODE := src tests tests_verl tests_vllm benchmarks examples
 
-.PHONY: test test-verl demo docs results lint format clean browser
+.PHONY: test test-verl test-vllm demo docs results lint format clean browser
 
 # The stamp is touched only after a whole install, so an interrupted one is simply done again.
 $(STAMP): pyproject.toml constraints/cpu.txt
@@ -26,6 +28,14 @@ $(VERL_STAMP): pyproject.toml constraints/verl.txt
 	$(VERL_VENV)/bin/pip install -q --no-deps -e .
 	touch $@
 
+# vLLM's CPU build, the real engine on any Linux: it too has an environment of its own.
+$(VLLM_STAMP): pyproject.toml constraints/vllm.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/pip install -q -c constraints/vllm.txt torch
+	$(VLLM_VENV)/bin/pip install -q --no-deps -r constraints/vllm.txt
+	$(VLLM_VENV)/bin/pip install -q --no-deps -e .
+	touch $@
+
 demo: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/sage-rlvr demo
 
@@ -37,11 +47,19 @@ results: $(STAMP)
 	$(BIN)/python benchmarks/results.py
 
 test: lint browser
-	$(MAKE) test-verl
+	$(MAKE) -j 2 --output-sync test-verl test-vllm
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRL_EXPERIMENTAL_SILENCE=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 12 tests
 
 test-verl: $(VERL_STAMP)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VERL_VENV)/bin/python -m pytest -q tests_verl
+
+ifeq ($(shell uname -s),Linux)
+test-vllm: $(VLLM_STAMP)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRL_EXPERIMENTAL_SILENCE=1 $(VLLM_VENV)/bin/python -m pytest -q tests_vllm
+else
+test-vllm:
+	@echo "tests_vllm is skipped: vLLM's CPU build is for Linux"
+endif
 
 # The report page is tested in Chromium: taken from Debian where we may, else those tests skip and say so.
 browser:
@@ -59,4 +77,4 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix $(CODE)
 
 clean:
-	rm -rf $(VENV) $(VERL_VENV) build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
+	rm -rf $(VENV) $(VERL_VENV) $(VLLM_VENV) build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache

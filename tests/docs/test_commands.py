@@ -83,7 +83,7 @@ def check_other(words):
     if words[0] == "make":
         targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M)
         assert set(words[1:]) <= set(targets), f"the Makefile has no target {' '.join(words[1:])}"
-    for path in re.findall(r"\b(?:examples|benchmarks|tests|tests_verl)/[\w./-]+", text):
+    for path in re.findall(r"\b(?:examples|benchmarks|tests|tests_verl|tests_vllm)/[\w./-]+", text):
         assert (ROOT / path).exists(), f"there is no {path}"
 
 

@@ -1,12 +1,9 @@
 """Backends against an independent loop, TRL's own log-probs, and merged weights."""
 
-import importlib
 import math
-import sys
 import types
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
@@ -260,6 +257,7 @@ def test_what_cannot_start_says_why(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"'vllm' is not installed: pip install 'sage-rlvr\[vllm\]'"):
         backends.choose("vllm")
     monkeypatch.setattr(backends, "find_spec", lambda name: object())
+    monkeypatch.setattr(backends, "_built_for_cpu", lambda: False)
     with pytest.raises(UserError, match="'vllm' needs a GPU and none is visible"):
         backends.choose("vllm")
     assert backends.choose("auto") == "transformers"
@@ -282,172 +280,3 @@ def test_what_cannot_start_says_why(tmp_path, monkeypatch):
 def test_settings_out_of_range_are_named(field):
     with pytest.raises(UserError, match=next(iter(field))):
         Sampling(**field)
-
-
-# ---- vLLM's boundary: a fake module, so this checks what we pass and how we keep count, not what vLLM does -------
-
-
-class FakeEngine:
-    def __init__(self):
-        self.flying, self.seen, self.most = [], [], 0
-        self.engine_core = types.SimpleNamespace(get_output=self.core)  # two log-probs for each of the three drawn
-
-    def add_request(self, number, prompt, params, lora_request=None):
-        self.seen.append((number, prompt, params, lora_request))
-        self.flying.append((number, params))
-        self.most = max(self.most, len(self.flying))
-
-    def core(self):
-        """One token of each of the three at the front, and of one that nobody waits for; token 6 has log-prob −1.25."""
-        rows = [("99999", [7], -50.0), *((n, [6], -1.25) for n, _ in self.flying[:3])]
-        outs = [
-            types.SimpleNamespace(request_id=f"{n}-9e", new_token_ids=t, kv_transfer_params=None) for n, t, _ in rows
-        ]
-        outs[0].kv_transfer_params = {vllm_backend.LOGPROBS: np.array([x for _, _, x in rows], np.float32).tobytes()}
-        return types.SimpleNamespace(outputs=outs)
-
-    def step(self):
-        self.engine_core.get_output()
-        self.engine_core.get_output()
-        done, self.flying = self.flying[:3], self.flying[3:]
-        out = types.SimpleNamespace(token_ids=[6, 6], text="ab", finish_reason="stop")
-        return [types.SimpleNamespace(request_id=f"{n}-0af3", finished=True, outputs=[out]) for n, _ in reversed(done)]
-
-    def abort_request(self, numbers):
-        self.aborted = numbers
-
-
-@pytest.fixture
-def fake_vllm(monkeypatch):
-    vllm = types.ModuleType("vllm")
-    vllm.made = []
-
-    class LLM:
-        def __init__(self, **kwargs):
-            vllm.made.append(kwargs)
-            self.llm_engine = FakeEngine()
-
-    vllm.LLM, vllm.SamplingParams = LLM, types.SimpleNamespace
-    params = types.ModuleType("vllm.sampling_params")
-    params.RequestOutputKind = types.SimpleNamespace(FINAL_ONLY="final")
-    lora = types.ModuleType("vllm.lora.request")
-    lora.LoRARequest = lambda *a: ("lora", *a)
-    for name, module in {
-        "vllm": vllm, "vllm.sampling_params": params, "vllm.lora": types.ModuleType("vllm.lora"), "vllm.lora.request": lora,
-    }.items():  # fmt: skip
-        monkeypatch.setitem(sys.modules, name, module)
-    return vllm
-
-
-def engine_settings(**more):
-    how = Sampling(0.3, 0.95, 0.01, 0, 64, ("</SOLUTION>",))
-    return vllm_backend.EngineSettings(model="m", how=how, eos=(1, 7), context=100, **more)
-
-
-def test_vllm_gets_our_settings(fake_vllm, tokenizer):
-    backend = vllm_backend.VllmBackend(engine_settings(adapter="ad", adapter_rank=12), ["0"])
-    rows = requests(tokenizer, 5)
-    got = run(backend, rows)
-    assert sorted(address(g.request) for g in got) == sorted(map(address, rows))
-    made = fake_vllm.made[0]
-    assert made["max_lora_rank"] == 16
-    assert made["enable_prefix_caching"] is True
-    assert made["logprobs_mode"] == "processed_logprobs"
-    assert made["scheduler_cls"] == "sage_rlvr.evaluate.vllm_scheduler.BriefScheduler"
-    assert (made["max_model_len"], made["trust_remote_code"]) == (100, False)
-    _, prompt, params, lora = backend.engine.llm.llm_engine.seen[1]
-    assert prompt == {"prompt_token_ids": list(rows[1].prompt)}
-    assert lora == ("lora", "adapter", 1, "ad")
-    wanted = {
-        "n": 1, "temperature": 0.3, "top_p": 0.95, "top_k": -1, "min_p": 0.01, "seed": rows[1].key, "max_tokens": 64,
-        "stop": ["</SOLUTION>"], "include_stop_str_in_output": True, "stop_token_ids": [1, 7], "logprobs": 0,
-        "output_kind": "final",
-    }  # fmt: skip
-    assert vars(params) == wanted
-    assert (got[0].token_ids, got[0].text, got[0].finish, got[0].logprob) == ([6, 6], "ab", "stop", -2.5)
-
-
-@pytest.mark.parametrize(("gib", "given"), [(None, None), (2.5, 2684354560)])
-def test_vllm_gets_a_cache_of_the_size_asked_for(fake_vllm, tmp_path, tokenizer, monkeypatch, gib, given):
-    """Where several engines start on one GPU, each would take the others' memory for its own."""
-    monkeypatch.setattr(vllm_backend, "visible_gpus", lambda: ["0"])
-    how = Sampling(1.0, 1.0, 0.0, 0, 8, ())
-    base = str(model_tiny.save_base(tmp_path / "base"))
-    backends.make_backend("vllm", base, None, tokenizer, how, 32, gpu_memory_utilization=0.1, kv_cache_gib=gib)
-    assert fake_vllm.made[0].get("kv_cache_memory_bytes") == given
-    assert fake_vllm.made[0]["gpu_memory_utilization"] == 0.1
-
-
-def test_vllm_has_a_bounded_number_in_flight(fake_vllm, tokenizer, monkeypatch):
-    monkeypatch.setattr(vllm_backend, "IN_FLIGHT", 8)
-    backend = vllm_backend.VllmBackend(engine_settings(), ["0"])
-    assert len(run(backend, requests(tokenizer, 50))) == 50
-    assert backend.engine.peak == backend.engine.llm.llm_engine.most == 8
-
-
-def test_vllm_is_left_clean_when_the_run_stops_early(fake_vllm, tokenizer, monkeypatch):
-    monkeypatch.setattr(vllm_backend, "HANDED", 3)
-    backend = vllm_backend.VllmBackend(engine_settings(), ["0"])
-    batches = backend.generate(iter(requests(tokenizer, 10)))
-    next(batches)
-    batches.close()
-    assert len(backend.engine.llm.llm_engine.aborted) == 7
-
-
-def test_vllm_refuses_a_rank_it_has_no_kernel_for(fake_vllm):
-    with pytest.raises(UserError, match="rank 1024"):
-        vllm_backend.VllmBackend(engine_settings(adapter="ad", adapter_rank=1024), ["0"])
-
-
-class Theirs:
-    """What our scheduler needs of vLLM's: it passes over rows of requests it has dropped, and sends nothing of theirs."""
-
-    def __init__(self):
-        self.requests, self.seen = {"a", "b"}, []
-
-    def update_from_output(self, scheduled, ran):
-        self.seen.append(ran.logprobs)
-        sent = [
-            types.SimpleNamespace(request_id=n, new_token_ids=scheduled[n], kv_transfer_params=None)
-            for n in scheduled
-            if n in self.requests
-        ]
-        return {0: types.SimpleNamespace(outputs=sent)}
-
-
-@pytest.fixture
-def scheduler(fake_vllm, monkeypatch):
-    name = "vllm.v1.core.sched.async_scheduler"
-    for part in ("vllm.v1", "vllm.v1.core", "vllm.v1.core.sched"):
-        monkeypatch.setitem(sys.modules, part, types.ModuleType(part))
-    module = types.ModuleType(name)
-    module.AsyncScheduler = Theirs
-    monkeypatch.setitem(sys.modules, name, module)
-    path, _, cls = vllm_backend.SCHEDULER.rpartition(".")
-    monkeypatch.delitem(sys.modules, path, raising=False)
-    yield getattr(importlib.import_module(path), cls)()
-    sys.modules.pop(path)
-
-
-def step(scheduler, tokens, rows):
-    """What is sent of one step: the first output's bytes as numbers, and the other outputs' None."""
-    lists = types.SimpleNamespace(logprobs=np.array([*rows.values()])[:, None], cu_num_generated_tokens=None)
-    ran = types.SimpleNamespace(logprobs=lists, req_id_to_index={n: i for i, n in enumerate(rows)})
-    first, *others = scheduler.update_from_output(tokens, ran)[0].outputs
-    assert all(o.kv_transfer_params is None for o in others)
-    return np.frombuffer(first.kv_transfer_params[vllm_backend.LOGPROBS], np.float32).tolist()
-
-
-def test_a_steps_log_probs_leave_the_engine_together(scheduler):
-    assert step(scheduler, {"a": [5], "b": []}, {"b": -9.0, "a": -1.0}) == [-1.0, -9.0]  # in the order of the outputs
-    scheduler.requests.remove("b")
-    assert step(scheduler, {"b": [1], "a": [6]}, {"a": -0.5, "b": -2.0}) == [-0.5]
-    assert scheduler.seen == [None, None]  # no arrays travel
-
-
-def test_requests_without_log_probs_are_vllms_own(scheduler):
-    ran = types.SimpleNamespace(logprobs=None, req_id_to_index={"a": 0})
-    assert scheduler.update_from_output({"a": [5]}, ran)[0].outputs[0].kv_transfer_params is None
-    lists = types.SimpleNamespace(logprobs=np.zeros((2, 1)), cu_num_generated_tokens=[0, 2])
-    with pytest.raises(RuntimeError, match="speculative"):
-        scheduler.update_from_output({}, types.SimpleNamespace(logprobs=lists, req_id_to_index={}))

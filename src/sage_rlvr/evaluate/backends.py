@@ -30,11 +30,19 @@ def choose(backend: str) -> str:
         raise UserError(
             "backend 'vllm' is not installed: pip install 'sage-rlvr[vllm]', or use --backend transformers."
         )
-    if backend == "vllm" and not gpu:
+    if backend == "vllm" and not gpu and not _built_for_cpu():
         raise UserError(
-            "backend 'vllm' needs a GPU and none is visible: use --backend transformers, or check the driver."
+            "backend 'vllm' needs a GPU and none is visible: use --backend transformers, check the driver, or install "
+            "vLLM's CPU build."
         )
     return backend
+
+
+def _built_for_cpu() -> bool:
+    """vLLM's own word on it: its CPU build runs where it is asked for, and is never chosen for anybody."""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
 
 
 def sources(model: str, adapter: str | None) -> tuple[str, str | None]:
@@ -164,4 +172,4 @@ def _vllm(
         trust_remote_code=trust_remote_code,
         more=(("kv_cache_memory_bytes", int(gib * 2**30)),) if gib else (),
     )
-    return VllmBackend(settings, visible_gpus())
+    return VllmBackend(settings, visible_gpus() or ["cpu"])

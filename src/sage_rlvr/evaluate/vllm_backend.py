@@ -1,7 +1,7 @@
 """Sampling with vLLM's offline engine: a seeded request a sample, as many in flight as the engine can use and no more.
 
-vLLM (0.25) is imported when an engine starts. One GPU: the engine is driven from here. Several: one process a GPU, which draw
-requests from one queue, so that none waits for another.
+vLLM (0.25 on GPUs, its CPU build 0.29 in the tests) is imported when an engine starts. One GPU, or none: the engine is driven
+from here. Several: one process a GPU, which draw requests from one queue, so that none waits for another.
 """
 
 import multiprocessing as mp

@@ -19,10 +19,6 @@ class BriefScheduler(AsyncScheduler):
         sent = super().update_from_output(scheduler_output, model_runner_output)
         if drawn is None:
             return sent
-        if drawn.cu_num_generated_tokens is not None:
-            raise RuntimeError(
-                "speculative decoding draws several tokens a step: one log-prob a step does not cover it."
-            )
         row = model_runner_output.req_id_to_index
         for client in sent.values():
             if client.outputs:

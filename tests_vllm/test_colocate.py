@@ -1,0 +1,79 @@
+"""Training with vLLM colocated, by TRL: the sampler has the policy's weights at every step, and nothing else has changed."""
+
+import pytest
+import torch
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM
+
+from sage_rlvr.train import SAGEConfig, SAGETrainer
+from tests.models import tiny as model_tiny
+from tests.train import tiny
+
+CACHE_GIB = 0.125
+
+
+pytestmark = pytest.mark.usefixtures("in_process")
+
+
+def trainer(base, out, peft=True, **options):
+    settings = {
+        "use_vllm": True, "vllm_mode": "colocate", "vllm_kv_cache_gib": CACHE_GIB,
+        "vllm_importance_sampling_mode": "token_truncate",
+        "per_device_train_batch_size": 8, "max_steps": 3, "temperature": 1.0, "learning_rate": 2e-2 if peft else 1e-3,
+    }  # fmt: skip
+    args = tiny.config(SAGEConfig, out, **settings | options)
+    lora = LoraConfig(r=8, target_modules=model_tiny.TARGETS) if peft else None
+    return SAGETrainer(base, tiny.hash_reward, args, tiny.dataset(), peft_config=lora)
+
+
+def logged(made):
+    return [entry for entry in made.state.log_history if "reward" in entry]
+
+
+GUIDED = {"guide": "branch", "guide_args": {"ratio": 0.3, "threshold": 0.5}}
+EXACT = {"anchor_estimator": "k1-reward", "scale_rewards": "none", "loss_type": "dr_grpo"}
+
+
+@pytest.mark.parametrize(
+    ("peft", "options"), [(True, GUIDED), (True, GUIDED | EXACT), (False, {})], ids=["lora", "lora-exact", "full"]
+)
+def test_the_sampler_has_the_policys_weights_at_every_step(base, tmp_path, peft, options):
+    made = trainer(base, tmp_path, peft, **options)
+    engine = made.vllm_generation.llm.llm_engine
+    cache = engine.vllm_config.cache_config
+    assert cache.num_gpu_blocks == int(CACHE_GIB * 2**30) // (cache.block_size * 2 * 2 * 2 * 64 * 4)
+    made.train()
+    steps = logged(made)
+    assert len(steps) == 3
+    assert all(step["grad_norm"] > 0 for step in steps)
+    for step in steps:  # the sampler's log-probs of what it drew, and the policy's: stale weights would be apart
+        assert step["sampling/sampling_logp_difference/max"] < 1e-3, step
+    made.vllm_generation.sync_weights()
+    theirs = dict(engine.model_executor.driver_worker.model_runner.model.named_parameters())
+    merged = made.model.merge_and_unload() if peft else made.model
+    own = dict(merged.named_parameters())
+    start = dict(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).named_parameters())
+    for layer in (0, 1):
+        name = f"model.layers.{layer}.mlp.down_proj.weight"
+        torch.testing.assert_close(theirs[name], own[name], rtol=0, atol=1e-6)
+        assert (own[name] - start[name]).abs().max() > 1e-4, "training moved it"
+
+
+def test_the_base_is_not_merged_into(base, tmp_path):
+    made = trainer(base, tmp_path, **GUIDED)
+    before = {n: p.clone() for n, p in made.model.named_parameters() if "lora" not in n}
+    made.train()
+    for name, weight in made.model.named_parameters():
+        if name in before:
+            assert torch.equal(weight, before[name]), name
+
+
+def test_a_completion_ends_with_the_stop_string(base, tmp_path):
+    made = trainer(base, tmp_path, stop_strings=["s"], max_completion_length=40, max_steps=1)
+    seen = []
+    keep = made.reward_funcs[0]
+    made.reward_funcs[0] = lambda completions, **more: seen.extend(completions) or keep(completions, **more)
+    made.train()
+    ended = [c for c in seen if "s" in c]
+    assert ended
+    assert all(c.index("s") == len(c) - 1 for c in ended)

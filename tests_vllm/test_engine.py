@@ -1,0 +1,155 @@
+"""The engine that evaluates, against transformers: tokens, log-probs, adapters, seeds, stop strings, a run that ends early."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from vllm.v1.engine.core_client import SyncMPClient
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.evaluate import vllm_backend
+from sage_rlvr.evaluate.backends import choose, make_backend
+from sage_rlvr.evaluate.sampling import Request, Sampling, truncated
+from sage_rlvr.evaluate.transformers_backend import TransformersBackend
+from sage_rlvr.models import load_model, load_tokenizer
+
+PROMPTS = ("1+2=", "30+4= so", "abc abc abc a")
+EOS = 1
+
+
+CACHE_GIB = 0.25
+
+
+@pytest.fixture(scope="module")
+def engines(base, adapter):
+    """adapted → how → a backend; two engines in all, a start takes a while."""
+    how, tokenizer = Sampling(max_tokens=40), load_tokenizer(base)
+    made = {
+        adapted: make_backend("vllm", base, own, tokenizer, how, 32, dtype="float32", kv_cache_gib=CACHE_GIB)
+        for adapted, own in ((False, None), (True, adapter))
+    }
+    for backend in made.values():  # as on a GPU: what our scheduler sends crosses from process to process
+        assert isinstance(backend.engine.llm.llm_engine.engine_core, SyncMPClient)
+
+    def asked(adapted, how):
+        made[adapted].engine.settings = replace(made[adapted].engine.settings, how=how)
+        return made[adapted]
+
+    return asked
+
+
+def requests(base, count, first=0):
+    ids = [tuple(load_tokenizer(base)(p)["input_ids"]) for p in PROMPTS]
+    return [Request("t", f"p{i % len(ids)}", 0, i, ids[i % len(ids)]) for i in range(first, first + count)]
+
+
+def run(backend, rows):
+    return {g.request: g for batch in backend.generate(iter(rows)) for g in batch}
+
+
+@torch.no_grad()
+def logprob(model, generation, how):
+    """The sum over what was drawn, of the distribution it was drawn from: the whole text in one pass."""
+    prompt, drawn = list(generation.request.prompt), generation.token_ids
+    logits = model(input_ids=torch.tensor([[*prompt, *drawn]])).logits[0, len(prompt) - 1 : -1]
+    logps = truncated(logits, how) if how.temperature else torch.log_softmax(logits, -1)
+    return logps[torch.arange(len(drawn)), drawn].sum().item()
+
+
+def test_a_cpu_build_runs_where_it_is_asked_for():
+    assert choose("vllm") == "vllm"
+    assert choose("auto") == "transformers"
+
+
+@pytest.mark.parametrize("adapted", [False, True], ids=["base", "adapter"])
+def test_greedy_tokens_and_their_log_probs_are_transformers(engines, base, adapter, adapted):
+    how, own = Sampling(temperature=0, min_p=0.0, max_tokens=24), adapter if adapted else None
+    rows = requests(base, len(PROMPTS))
+    got = run(engines(adapted, how), rows)
+    model = load_model(base, own, dtype="float32")
+    wanted = run(TransformersBackend(model, load_tokenizer(base), how, 4, static=False), rows)
+    for row in rows:
+        assert got[row].token_ids == wanted[row].token_ids
+        assert (got[row].text, got[row].finish) == (wanted[row].text, wanted[row].finish)
+        assert got[row].logprob == pytest.approx(wanted[row].logprob, abs=1e-3)
+    if adapted:
+        plain = run(TransformersBackend(load_model(base), load_tokenizer(base), how, 4, static=False), rows)
+        assert any(plain[row].token_ids != got[row].token_ids for row in rows), "the adapter counts"
+
+
+def test_samples_of_an_adapter(engines, base, adapter):
+    """The log-probs are those of the truncated distribution, and a sample is its own seed's alone."""
+    how = Sampling(temperature=0.8, top_p=0.9, min_p=0.02, top_k=20, max_tokens=20)
+    backend, rows = engines(True, how), requests(base, 24)
+    got = run(backend, rows)
+    model = load_model(base, adapter, dtype="float32")
+    for g in got.values():
+        assert g.logprob == pytest.approx(logprob(model, g, how), abs=2e-3)
+        assert g.finish == ("stop" if g.token_ids[-1] == EOS else "length")
+    assert len({tuple(g.token_ids) for g in got.values()}) > 20
+    alone = run(backend, [rows[7]])
+    assert alone[rows[7]].token_ids == got[rows[7]].token_ids
+    others = run(backend, requests(base, 24, first=24))
+    long, again = ({tuple(g.token_ids) for g in run.values() if len(g.token_ids) > 9} for run in (got, others))
+    assert len(long) > 9
+    assert not long & again
+
+
+def test_draws_follow_the_models_distribution(engines, base):
+    how, count = Sampling(temperature=1.0, min_p=0.0, max_tokens=1), 3000
+    prompt = requests(base, 1)[0].prompt
+    got = run(engines(False, how), [Request("t", "p", 0, i, prompt) for i in range(count)])
+    with torch.no_grad():
+        wanted = torch.softmax(load_model(base)(input_ids=torch.tensor([prompt])).logits[0, -1], -1).double().numpy()
+    seen = np.bincount([g.token_ids[0] for g in got.values()], minlength=len(wanted))
+    often = wanted * count > 5
+    chi2 = ((seen - count * wanted)[often] ** 2 / (count * wanted)[often]).sum()
+    assert chi2 < often.sum() + 4 * (2 * often.sum()) ** 0.5, "beyond four standard deviations"
+
+
+def test_a_stop_string_ends_a_completion_and_its_log_prob(engines, base):
+    """Asynchronous scheduling has drawn a token more by then: it is neither kept nor counted."""
+    model, free = load_model(base), Sampling(temperature=1.0, min_p=0.0, max_tokens=40)
+    rows = requests(base, 12)
+    long = run(engines(False, free), rows)
+    stop = next(g.text[5:7] for g in long.values() if len(g.text) > 30 and g.text[5:7] not in g.text[:6])
+    how = Sampling(temperature=1.0, min_p=0.0, max_tokens=40, stop=(stop,))
+    got = run(engines(False, how), rows)
+    cut = [g for g in got.values() if stop in g.text]
+    assert cut
+    for g in got.values():
+        whole = long[g.request].text
+        assert g.text == (whole[: whole.index(stop) + len(stop)] if stop in whole else whole)
+        assert g.logprob == pytest.approx(logprob(model, g, free), abs=2e-3)
+
+
+def test_a_run_that_stops_early_leaves_the_engine_usable(engines, base, monkeypatch):
+    monkeypatch.setattr(vllm_backend, "HANDED", 3)
+    monkeypatch.setattr(vllm_backend, "IN_FLIGHT", 8)
+    how = Sampling(temperature=1.0, min_p=0.0, max_tokens=16)
+    backend = engines(False, how)
+    backend.engine.peak = 0
+    batches = backend.generate(iter(requests(base, 40)))
+    next(batches)
+    batches.close()
+    assert not backend.engine.flying
+    assert not backend.engine.llm.llm_engine.has_unfinished_requests()
+    rows, model = requests(base, 20), load_model(base)
+    got = run(backend, rows)
+    assert set(got) == set(rows)
+    assert backend.engine.peak == 8
+    for g in got.values():
+        assert g.logprob == pytest.approx(logprob(model, g, how), abs=2e-3)
+
+
+def test_the_cache_has_the_size_asked_for(engines):
+    cache = engines(False, Sampling()).engine.llm.llm_engine.vllm_config.cache_config
+    of_a_token = 2 * 2 * 2 * 64 * 4  # keys and values, two layers, two heads of 64, four bytes
+    assert cache.num_gpu_blocks == int(CACHE_GIB * 2**30) // (cache.block_size * of_a_token)
+
+
+def test_a_rank_that_vllm_has_no_kernel_for_is_refused(engines, base):
+    settings = replace(engines(True, Sampling()).engine.settings, adapter_rank=1024)
+    with pytest.raises(UserError, match="rank 1024, and vLLM serves up to 512: merge it first"):
+        vllm_backend.Engine(settings)

@@ -1,0 +1,39 @@
+"""Several engines, a process each, as on several GPUs: the samples of one engine, and a sentence when one dies."""
+
+import os
+import signal
+
+import pytest
+
+from sage_rlvr.evaluate.sampling import Sampling
+from sage_rlvr.evaluate.vllm_backend import EngineSettings, VllmBackend
+
+from .test_engine import requests, run
+
+HOW = Sampling(temperature=1.0, min_p=0.0, max_tokens=12)
+
+
+@pytest.fixture
+def settings(base):
+    more = (("kv_cache_memory_bytes", 2**27), ("enforce_eager", True))
+    return EngineSettings(model=base, how=HOW, eos=(1,), context=44, dtype="float32", more=more)
+
+
+def test_two_engines_give_the_samples_of_one(settings, base, monkeypatch):
+    one, several = VllmBackend(settings, ["0"]), VllmBackend(settings, ["0", "1"])
+    monkeypatch.setattr("sage_rlvr.evaluate.vllm_backend.HANDED", 5)
+    rows = requests(base, 40)
+    got, wanted = run(several, rows), run(one, rows)
+    assert set(got) == set(rows)
+    assert {r: g.token_ids for r, g in got.items()} == {r: g.token_ids for r, g in wanted.items()}
+    for row in rows:
+        assert got[row].logprob == pytest.approx(wanted[row].logprob, abs=1e-3)
+    several.close()
+
+
+def test_an_engine_that_is_killed_is_named(settings, base):
+    several = VllmBackend(settings, ["0", "1"])
+    os.kill(several.workers.processes[1].pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=r"vllm-gpu1 died with exit code -9; what was sampled before stays"):
+        run(several, requests(base, 40))
+    several.close()
