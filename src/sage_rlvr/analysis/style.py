@@ -73,5 +73,6 @@ def save(figure: Any, path: str | Path, description: str) -> Figure:
     files = [stem.with_name(stem.name + suffix) for suffix in (".svg", ".png")]
     for file in files:
         figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
+        figure.set_layout_engine("none")  # laid out once: both show the same, and it takes as long as the drawing
     stem.with_name(stem.name + ".txt").write_text(description + "\n", encoding="utf-8")
     return Figure(files, description)

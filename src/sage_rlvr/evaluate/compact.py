@@ -7,6 +7,7 @@ leaves out: the texts, the wrong answers (so no majority vote), and the order in
 
 import json
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -68,25 +69,28 @@ def from_compact(record: dict[str, Any], folder: str | Path = "") -> Counts:
 
 def _arrays(name: str, task: dict[str, Any]) -> TaskCounts:
     shape = (len(task["problems"]), len(task["seeds"]), task["n"])
-    state, finish = np.full(shape, MISSING, np.int8), np.zeros(shape, np.int8)
-    solution, tokens = np.zeros(shape, np.uint64), np.zeros(shape[:2], np.int64)
-    for p, cells in enumerate(task["problems"].values()):
-        for s, (wrong, times, total) in enumerate(cells):
-            hashes = [h for text, k in times.items() for h in [hash_of(text) if text else 0] * k]
-            solution[p, s, : len(hashes)] = hashes
-            state[p, s, : len(hashes)] = RIGHT
-            state[p, s, len(hashes) : len(hashes) + wrong] = WRONG
-            tokens[p, s] = total
+    hashes: list[int] = []
+    repeats: list[int] = []
+    cells: list[tuple[int, int, int]] = []  # right, wrong, tokens
+    for wrong, times, total in chain.from_iterable(task["problems"].values()):
+        hashes += [hash_of(text) if text else 0 for text in times]
+        repeats += times.values()
+        cells.append((sum(times.values()), wrong, total))
+    right, wrong, tokens = np.array(cells, np.int64).reshape(*shape[:2], 3).transpose(2, 0, 1)
+    place, solution = np.arange(task["n"]), np.zeros(shape, np.uint64)
+    state = np.where(place < (right + wrong)[..., None], np.int8(WRONG), np.int8(MISSING))
+    first = place < right[..., None]
+    state[first], solution[first] = RIGHT, np.repeat(np.array(hashes, np.uint64), repeats)
     return TaskCounts(
         name,
         list(task["problems"]),
         task["seeds"],
         task["n"],
         state=state,
-        finish=finish,
+        finish=np.zeros(shape, np.int8),
         answer=solution.copy(),
         solution=solution,
-        tokens=tokens,
+        tokens=tokens.copy(),
         unverifiable=task["unverifiable"],
     )
 
