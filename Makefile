@@ -47,7 +47,7 @@ results: $(STAMP)
 	$(BIN)/python benchmarks/results.py
 
 test: lint browser
-	$(MAKE) -j 2 --output-sync test-verl test-vllm
+	$(MAKE) -j 2 test-verl test-vllm
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRL_EXPERIMENTAL_SILENCE=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 12 tests
 
 test-verl: $(VERL_STAMP)

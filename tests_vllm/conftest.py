@@ -12,7 +12,7 @@ from vllm.distributed import cleanup_dist_env_and_memory
 
 from tests.models import tiny
 
-WIDTH = 256  # four heads of 64: vLLM has no CPU kernel for heads of 8
+from .small import WIDTH
 
 
 @pytest.fixture(scope="session")
@@ -47,11 +47,8 @@ def in_process(monkeypatch):
     """For an engine inside training: what it and TRL leave in the environment goes again. On a CPU vLLM packs weights for
     oneDNN, and those could not be loaded again: here it multiplies with torch."""
     monkeypatch.setattr(_custom_ops, "_supports_onednn", False)
-    with pytest.MonkeyPatch.context() as kept:
-        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-            kept.delenv(name, raising=False)
-        before = dict(os.environ)
-        yield
-        for name in set(os.environ) - set(before):
-            del os.environ[name]
+    before = set(os.environ)
+    yield
+    for name in set(os.environ) - before:
+        del os.environ[name]
     cleanup_dist_env_and_memory()

@@ -9,9 +9,9 @@ from sage_rlvr.train import SAGEConfig, SAGETrainer
 from tests.models import tiny as model_tiny
 from tests.train import tiny
 
+from .small import blocks
+
 CACHE_GIB = 0.125
-
-
 pytestmark = pytest.mark.usefixtures("in_process")
 
 
@@ -41,7 +41,7 @@ def test_the_sampler_has_the_policys_weights_at_every_step(base, tmp_path, peft,
     made = trainer(base, tmp_path, peft, **options)
     engine = made.vllm_generation.llm.llm_engine
     cache = engine.vllm_config.cache_config
-    assert cache.num_gpu_blocks == int(CACHE_GIB * 2**30) // (cache.block_size * 2 * 2 * 2 * 64 * 4)
+    assert cache.num_gpu_blocks == blocks(CACHE_GIB, cache)
     made.train()
     steps = logged(made)
     assert len(steps) == 3

@@ -1,7 +1,6 @@
 """``train`` and then ``eval`` with vLLM in both, as a user types them: LoRA, a guide, an adapter served as it is."""
 
 import pytest
-import torch
 import yaml
 
 from sage_rlvr import cli
@@ -9,6 +8,8 @@ from sage_rlvr.models import load_model, load_tokenizer
 from sage_rlvr.store import SampleStore
 from sage_rlvr.tasks import chat_template, get_format, load_task, render
 from tests.models import tiny
+
+from .small import logprob
 
 RECIPE = {
     "task": "countdown-ltr", "rows": 40, "prompt_format": "symbols", "decontaminate": False, "max_steps": 2, "guide": "branch",
@@ -27,20 +28,23 @@ def test_train_and_eval(in_process, base, tmp_path, monkeypatch):
     how = ["--backend", "vllm", "--dtype", "float32", "--kv_cache_gib", "0.125", "--prompt_format", "symbols"]
     command = ["eval", "--model", "trained", "--tasks", "countdown-ltr", "--out", "evaluated", *sampled, *how]
     assert cli.main(command) == 0
-    samples = [row for batch in SampleStore(tmp_path / "evaluated", readonly=True).scan() for row in batch.to_pylist()]
+    samples = _stored(tmp_path / "evaluated")
     assert len(samples) == 30
     assert cli.main(command) == 0, "all samples are there: no engine starts"
-    again = [row for batch in SampleStore(tmp_path / "evaluated", readonly=True).scan() for row in batch.to_pylist()]
-    assert again == samples
+    assert _stored(tmp_path / "evaluated") == samples
 
     prompts = _prompts(base)
     adapted, plain = load_model(base, str(tmp_path / "trained"), dtype="float32"), load_model(base, dtype="float32")
     apart = 0.0
     for row in samples:
-        own, without = (_logprob(model, prompts[row["problem"]], row["token_ids"]) for model in (adapted, plain))
+        own, without = (logprob(model, prompts[row["problem"]], row["token_ids"]) for model in (adapted, plain))
         assert row["logprob"] == pytest.approx(own, abs=2e-3)
         apart = max(apart, abs(own - without))
     assert apart > 0.1, "the adapter was served"
+
+
+def _stored(folder):
+    return [row for batch in SampleStore(folder, readonly=True).scan() for row in batch.to_pylist()]
 
 
 def _prompts(base):
@@ -48,9 +52,3 @@ def _prompts(base):
     tokenizer.chat_template = chat_template(tokenizer, fmt)
     problems = load_task("countdown-ltr", limit=5, split="test")
     return {p.id: tokenizer(render(p, fmt, tokenizer), add_special_tokens=False)["input_ids"] for p in problems}
-
-
-@torch.no_grad()
-def _logprob(model, prompt, drawn):
-    logits = model(input_ids=torch.tensor([[*prompt, *drawn]])).logits[0, len(prompt) - 1 : -1]
-    return torch.log_softmax(logits, -1)[torch.arange(len(drawn)), drawn].sum().item()

@@ -10,15 +10,13 @@ from vllm.v1.engine.core_client import SyncMPClient
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate import vllm_backend
 from sage_rlvr.evaluate.backends import choose, make_backend
-from sage_rlvr.evaluate.sampling import Request, Sampling, truncated
+from sage_rlvr.evaluate.sampling import Request, Sampling
 from sage_rlvr.evaluate.transformers_backend import TransformersBackend
 from sage_rlvr.models import load_model, load_tokenizer
 
-PROMPTS = ("1+2=", "30+4= so", "abc abc abc a")
-EOS = 1
+from .small import PROMPTS, blocks, logprob, requests, run
 
-
-CACHE_GIB = 0.25
+EOS, CACHE_GIB = 1, 0.25
 
 
 @pytest.fixture(scope="module")
@@ -37,24 +35,6 @@ def engines(base, adapter):
         return made[adapted]
 
     return asked
-
-
-def requests(base, count, first=0):
-    ids = [tuple(load_tokenizer(base)(p)["input_ids"]) for p in PROMPTS]
-    return [Request("t", f"p{i % len(ids)}", 0, i, ids[i % len(ids)]) for i in range(first, first + count)]
-
-
-def run(backend, rows):
-    return {g.request: g for batch in backend.generate(iter(rows)) for g in batch}
-
-
-@torch.no_grad()
-def logprob(model, generation, how):
-    """The sum over what was drawn, of the distribution it was drawn from: the whole text in one pass."""
-    prompt, drawn = list(generation.request.prompt), generation.token_ids
-    logits = model(input_ids=torch.tensor([[*prompt, *drawn]])).logits[0, len(prompt) - 1 : -1]
-    logps = truncated(logits, how) if how.temperature else torch.log_softmax(logits, -1)
-    return logps[torch.arange(len(drawn)), drawn].sum().item()
 
 
 def test_a_cpu_build_runs_where_it_is_asked_for():
@@ -85,7 +65,7 @@ def test_samples_of_an_adapter(engines, base, adapter):
     got = run(backend, rows)
     model = load_model(base, adapter, dtype="float32")
     for g in got.values():
-        assert g.logprob == pytest.approx(logprob(model, g, how), abs=2e-3)
+        assert g.logprob == pytest.approx(logprob(model, g.request.prompt, g.token_ids, how), abs=2e-3)
         assert g.finish == ("stop" if g.token_ids[-1] == EOS else "length")
     assert len({tuple(g.token_ids) for g in got.values()}) > 20
     alone = run(backend, [rows[7]])
@@ -121,7 +101,7 @@ def test_a_stop_string_ends_a_completion_and_its_log_prob(engines, base):
     for g in got.values():
         whole = long[g.request].text
         assert g.text == (whole[: whole.index(stop) + len(stop)] if stop in whole else whole)
-        assert g.logprob == pytest.approx(logprob(model, g, free), abs=2e-3)
+        assert g.logprob == pytest.approx(logprob(model, g.request.prompt, g.token_ids), abs=2e-3)
 
 
 def test_a_run_that_stops_early_leaves_the_engine_usable(engines, base, monkeypatch):
@@ -140,13 +120,12 @@ def test_a_run_that_stops_early_leaves_the_engine_usable(engines, base, monkeypa
     assert set(got) == set(rows)
     assert backend.engine.peak == 8
     for g in got.values():
-        assert g.logprob == pytest.approx(logprob(model, g, how), abs=2e-3)
+        assert g.logprob == pytest.approx(logprob(model, g.request.prompt, g.token_ids, how), abs=2e-3)
 
 
 def test_the_cache_has_the_size_asked_for(engines):
     cache = engines(False, Sampling()).engine.llm.llm_engine.vllm_config.cache_config
-    of_a_token = 2 * 2 * 2 * 64 * 4  # keys and values, two layers, two heads of 64, four bytes
-    assert cache.num_gpu_blocks == int(CACHE_GIB * 2**30) // (cache.block_size * of_a_token)
+    assert cache.num_gpu_blocks == blocks(CACHE_GIB, cache)
 
 
 def test_a_rank_that_vllm_has_no_kernel_for_is_refused(engines, base):

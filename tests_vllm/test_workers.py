@@ -8,7 +8,7 @@ import pytest
 from sage_rlvr.evaluate.sampling import Sampling
 from sage_rlvr.evaluate.vllm_backend import EngineSettings, VllmBackend
 
-from .test_engine import requests, run
+from .small import requests, run
 
 HOW = Sampling(temperature=1.0, min_p=0.0, max_tokens=12)
 
@@ -19,8 +19,15 @@ def settings(base):
     return EngineSettings(model=base, how=HOW, eos=(1,), context=44, dtype="float32", more=more)
 
 
-def test_two_engines_give_the_samples_of_one(settings, base, monkeypatch):
-    one, several = VllmBackend(settings, ["0"]), VllmBackend(settings, ["0", "1"])
+@pytest.fixture
+def several(settings):
+    backend = VllmBackend(settings, ["0", "1"])
+    yield backend
+    backend.close()
+
+
+def test_two_engines_give_the_samples_of_one(several, settings, base, monkeypatch):
+    one = VllmBackend(settings, ["0"])
     monkeypatch.setattr("sage_rlvr.evaluate.vllm_backend.HANDED", 5)
     rows = requests(base, 40)
     got, wanted = run(several, rows), run(one, rows)
@@ -28,12 +35,9 @@ def test_two_engines_give_the_samples_of_one(settings, base, monkeypatch):
     assert {r: g.token_ids for r, g in got.items()} == {r: g.token_ids for r, g in wanted.items()}
     for row in rows:
         assert got[row].logprob == pytest.approx(wanted[row].logprob, abs=1e-3)
-    several.close()
 
 
-def test_an_engine_that_is_killed_is_named(settings, base):
-    several = VllmBackend(settings, ["0", "1"])
+def test_an_engine_that_is_killed_is_named(several, base):
     os.kill(several.workers.processes[1].pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match=r"vllm-gpu1 died with exit code -9; what was sampled before stays"):
         run(several, requests(base, 40))
-    several.close()

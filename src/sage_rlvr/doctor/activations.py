@@ -15,10 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-OPERATIONS, A_TOKEN = (
-    10_000,
-    20,
-)  # of a forward pass, at most: a scan token by token (Jamba: 76) would take minutes to count
+# Of a forward pass, at most, and more for each token: a scan token by token (Jamba: 76) would take minutes to count.
+OPERATIONS, A_TOKEN = 10_000, 20
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from sage_rlvr.evaluate.counts import TaskCounts, counts_of
 from sage_rlvr.metrics import Interval, pass_at_k
-from sage_rlvr.study.frontier import DRAWS, interval
+from sage_rlvr.study.frontier import DRAWS, interval, shares
 from sage_rlvr.study.plan import read_folder
 from sage_rlvr.study.run import finished_runs
 from sage_rlvr.study.table import common_problems
@@ -57,7 +57,7 @@ def excesses(runs: Sequence[Run], references: Sequence[str], draws: int = DRAWS,
     member = np.array([[r.family == f for r in runs] for f in families]) & judged
     rng = np.random.default_rng(seed)
     problems = len(next(iter(runs[0].passes.values())))
-    weights = rng.multinomial(problems, np.full(problems, 1 / problems), draws) / problems
+    weights = shares(rng, problems, draws)
     times = _drawn_seeds([r.variant for r in runs], rng, draws)
     found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     for k in runs[0].passes:
