@@ -1,5 +1,10 @@
 """Training with vLLM colocated, by TRL: the sampler has the policy's weights at every step, and nothing else has changed."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from peft import LoraConfig
@@ -11,6 +16,7 @@ from tests.train import tiny
 
 from .small import blocks
 
+ROOT = Path(__file__).parents[1]
 CACHE_GIB = 0.125
 pytestmark = pytest.mark.usefixtures("in_process")
 
@@ -77,3 +83,20 @@ def test_a_completion_ends_with_the_stop_string(base, tmp_path):
     ended = [c for c in seen if "s" in c]
     assert ended
     assert all(c.index("s") == len(c) - 1 for c in ended)
+
+
+def test_two_runs_that_start_together(base, tmp_path):
+    """Each engine listens on a port; both chosen before either listens, as when a study starts several runs."""
+    (tmp_path / "meeting").mkdir()
+    command = [sys.executable, "-m", "tests_vllm.run_beside", base]
+    runs = [
+        subprocess.Popen(
+            [*command, str(tmp_path / name), str(tmp_path / "meeting"), name],
+            cwd=ROOT, env=os.environ | {"PYTHONPATH": "src"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for name in ("one", "other")
+    ]  # fmt: skip
+    for run in runs:
+        said, failed = run.communicate(timeout=300)
+        assert run.returncode == 0, failed[-3000:]
+        assert float(said.splitlines()[-1]) < 1e-3

@@ -77,6 +77,7 @@ class Prompts:
     def __init__(self, store: SampleStore, tokenizer: Any, data_dir: str | Path | None = None):
         self.store, self.tokenizer, self.data_dir = store, tokenizer, data_dir
         self.format = get_format(store.settings.get("prompt_format", "paper"))
+        self.split = store.settings.get("split", "test")
         self._problems: dict[str, dict[str, Problem]] = {}
         self._ids: dict[tuple[str, str], tuple[int, ...]] = {}
 
@@ -88,13 +89,13 @@ class Prompts:
 
     def problem(self, task: str, problem: str) -> Problem:
         if task not in self._problems:
-            self._problems[task] = {p.id: p for p in load_task(task, self.data_dir, split="test")}
+            self._problems[task] = {p.id: p for p in load_task(task, self.data_dir, split=self.split)}
         if (
             problem not in self._problems[task] and task in self.store.problems
         ):  # a generated task of more than the default
             asked = self.store.problems[task]
             size = len(asked.problems) + len(asked.unverifiable)
-            self._problems[task] |= {p.id: p for p in load_task(task, self.data_dir, size, split="test")}
+            self._problems[task] |= {p.id: p for p in load_task(task, self.data_dir, size, split=self.split)}
         if problem not in self._problems[task]:
             raise UserError(
                 f"{self.store.folder}: {task} has no problem {problem!r} any more, so its prompt cannot be rebuilt; give the "

@@ -75,6 +75,7 @@ class EvalArguments:
     )
     data_dir: str | None = _field(None, "Folder of local task files (default: $SAGE_RLVR_DATA, then ./data).")
     limit: int | None = _field(None, "Only the first problems of each task.")
+    split: str = _field("test", "Which problems of the tasks; train: those to train on, for train --within_reach.")
     run: str | None = _field(None, "Name of the run in the store (default: the name of the folder).")
     batch_size: int | None = _field(None, "transformers: rows drawn together (default: 64, on a GPU 128).")
     dtype: str = _field("auto", "bfloat16, float16 or float32; auto: as stored, with transformers on CPU float32.")
@@ -114,7 +115,8 @@ class EvalArguments:
         """What every sample in the folder has in common. n, seeds, tasks and limit are not here: a run may be extended;
         nor is batch_size, which changes no more than the last bit of a logit, so that a GPU without room can be helped."""
         same = ("temperature", "top_p", "min_p", "top_k", "max_tokens", "prompt_format", "dtype")
-        return {"model": base, "adapter": adapter, "backend": backend} | {name: getattr(self, name) for name in same}
+        split = {} if self.split == "test" else {"split": self.split}
+        return {"model": base, "adapter": adapter, "backend": backend} | {n: getattr(self, n) for n in same} | split
 
 
 # ---- the whole verb ----------------------------------------------------------------------------------------------
@@ -160,7 +162,7 @@ def evaluate(args: EvalArguments, console: Console | None = None) -> Path:
 
 def _kept(task: str, args: EvalArguments, judges: "Judges") -> tuple[list[Problem], list[str]]:
     """(problems with a verifiable gold, ids of the others); golds that ran out of time are named as such."""
-    problems = load_task(task, args.data_dir, args.limit, split="test")
+    problems = load_task(task, args.data_dir, args.limit, split=args.split)
     patient: Any = Patient(task, judges)
     kept, dropped = keep_verifiable(problems, patient)
     late = [p.id for p in problems if p.answer in patient.late and p.id in set(dropped)]

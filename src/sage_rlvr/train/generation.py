@@ -4,6 +4,8 @@ With LoRA its sampler gets merged weights that were never in the model: TRL merg
 again, each time rounded, so that a base in bfloat16, which is also the reference, wanders off a little at every step.
 """
 
+import os
+import socket
 from collections.abc import Iterator
 from functools import partial
 from itertools import groupby
@@ -103,6 +105,15 @@ def merged_beside(generation: Any) -> Iterator[tuple[str, Tensor]]:
             deltas = [layer.get_delta_weight(a) for a in layer.active_adapters if a in layer.lora_A]
             weight = torch.stack([weight.float(), *(d.float() for d in deltas)]).sum(0).to(weight.dtype)
         yield generation._fix_param_name_to_vllm(plain, extra_prefixes=["modules_to_save.default."]), weight
+
+
+def own_port(args: SAGEConfig) -> None:
+    """A colocated engine listens on a port even when it is alone. TRL takes 29500 where that is free, and of runs that start
+    together on one machine each finds it free; here the system names one, as it does for nobody else."""
+    if args.use_vllm and args.vllm_mode == "colocate" and args.world_size == 1 and "MASTER_PORT" not in os.environ:
+        with socket.socket() as s:
+            s.bind(("localhost", 0))
+            os.environ["MASTER_PORT"] = str(s.getsockname()[1])
 
 
 def llm_with_room(args: SAGEConfig) -> Any:

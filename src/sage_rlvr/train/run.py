@@ -32,6 +32,7 @@ from sage_rlvr.train import launch, sft
 from sage_rlvr.train.callbacks import HeldOutPassAtK
 from sage_rlvr.train.checkpoint import set_aside
 from sage_rlvr.train.config import SAGEConfig
+from sage_rlvr.train.reach import within_reach
 from sage_rlvr.train.recipes import list_recipes, load_recipe
 from sage_rlvr.train.trainer import SAGETrainer
 
@@ -51,6 +52,12 @@ class RunArguments:
         default="dapo-math-17k", metadata={"help": "Problems to train on ('sage-rlvr tasks' lists them)."}
     )
     rows: int | None = field(default=None, metadata={"help": "Only the first rows of the task."})
+    within_reach: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder of an evaluation of the start model on the task: of the rows, only problems it solves sometimes."
+        },
+    )
     prompt_format: str = field(
         default="paper", metadata={"help": "Prompt format: paper, boxed, plain, symbols, or a registered name."}
     )
@@ -222,6 +229,8 @@ def problems(run: RunArguments) -> list[Problem]:
         found = report.kept
     if run.rows is not None:
         found = found[: run.rows]
+    if run.within_reach and found:
+        found = within_reach(found, run.within_reach)
     with make_scorer(run.task) as scorer:
         found = launch.same_everywhere(keep_verifiable(found, scorer)[0])
     if not found:

@@ -31,7 +31,7 @@ from sage_rlvr.train.casts import keep_inputs
 from sage_rlvr.train.checkpoint import last_complete
 from sage_rlvr.train.config import SAGEConfig
 from sage_rlvr.train.dropout import active_dropout, disable_dropout
-from sage_rlvr.train.generation import GeneratingTrainer, llm_with_room
+from sage_rlvr.train.generation import GeneratingTrainer, llm_with_room, own_port
 from sage_rlvr.train.lens import IN_TRL, LossLens, RolloutLens
 from sage_rlvr.verify import extract_answer
 
@@ -74,6 +74,7 @@ class SAGETrainer(GeneratingTrainer):
         self._head: Head | None = None
         self.found: list[microbatches.Found] | None = None  # what a slice in micro-batches measures at its end
         self.over_budget_said = False
+        own_port(args)
         with in_place(vllm_generation, llm_with_room(args), "LLM"):
             super().__init__(model, reward_funcs, args, *rest, **more)
         if args.use_vllm:

@@ -1,0 +1,74 @@
+"""Which problems teach something: those the start model solves now and then. A group of answers that are all right, or all
+wrong, has no advantage, and early in training most groups of a hard set are all wrong.
+
+    sage-rlvr eval --model M --tasks dapo-math-17k --split train --limit 2000 --n 8 --seeds 1 --out runs/reach
+    sage-rlvr train --model_name_or_path M --within_reach runs/reach
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.models import write_whole
+from sage_rlvr.store import SampleStore
+from sage_rlvr.tasks import Problem
+
+Tallies = dict[str, tuple[int, int]]  # problem → (right, judged) samples
+
+
+def within_reach(problems: Sequence[Problem], source: str | Path) -> list[Problem]:
+    """Those of which ``source`` has samples that are right and samples that are wrong."""
+    task = problems[0].task
+    known = tallies(source, task)
+    sampled = [(p, *known[p.id]) for p in problems if p.id in known]
+    kept = [p for p, right, n in sampled if 0 < right < n]
+    never = sum(right == 0 for _, right, _ in sampled)
+    always = len(sampled) - len(kept) - never
+    print(
+        f"within reach: {len(kept):,} of {len(sampled):,} sampled problems ({never:,} never right, {always:,} always)"
+    )
+    if not kept:
+        raise UserError(
+            f"{source}: of {len(sampled):,} sampled problems of {task} none is right in some samples and wrong in others; sample "
+            "more problems, or more of each (eval --split train --limit … --n …)."
+        )
+    return kept
+
+
+def tallies(source: str | Path, task: str) -> Tallies:
+    """From an evaluation's folder, or from a file that ``write_tallies`` made of one."""
+    found = _from_file(Path(source), task) if Path(source).is_file() else _from_store(source, task)
+    if not found:
+        raise UserError(
+            f"{source} has no samples of {task}: make them with 'sage-rlvr eval --model … --tasks {task} --split train --n 8 "
+            "--out …'."
+        )
+    return found
+
+
+def write_tallies(path: str | Path, source: str | Path, task: str, **about: object) -> Tallies:
+    """The counts alone, small enough to keep."""
+    found = tallies(source, task)
+    content = {**about, "task": task, "problems": {p: list(pair) for p, pair in sorted(found.items())}}
+    write_whole(Path(path), json.dumps(content) + "\n")
+    return found
+
+
+def _from_store(folder: str | Path, task: str) -> Tallies:
+    right, judged = Counter[str](), Counter[str]()
+    for batch in SampleStore(folder, readonly=True).scan(["problem", "verdict"], task):
+        for problem, verdict in zip(batch["problem"].to_pylist(), batch["verdict"].to_pylist()):
+            if verdict is not None:
+                judged[problem] += 1
+                right[problem] += verdict == 1
+    return {problem: (right[problem], n) for problem, n in judged.items()}
+
+
+def _from_file(path: Path, task: str) -> Tallies:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {p: (int(r), int(n)) for p, (r, n) in content["problems"].items()} if content["task"] == task else {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as e:
+        raise UserError(f"{path} holds no counts of samples ({e!r}): name an evaluation's folder.") from e
