@@ -232,3 +232,24 @@ def _ends(gain):
     """How far an interval reaches below and above 0."""
     low, high = re.search(r"\[(\S+), (\S+)\]", gain.replace("−", "-")).groups()
     return -float(low), float(high)
+
+
+def test_the_real_models_first_attempt_is_told_as_its_logs_have_it():
+    said = PAGE.split("the real model's first attempt stops")[1].split("the second attempt, before any")[0]
+    rewards, still, groups = [], [], []
+    for arm in ("grpo", "branch", "tempered"):
+        with gzip.open(ROOT / "results" / "gpu" / "stopped" / "qwen1.5b_lr6e-5" / f"{arm}-s0.jsonl.gz", "rt") as f:
+            log = [json.loads(line) for line in f]
+        assert len(log) == 80
+        name = {"grpo": "GRPO"}.get(arm, arm.capitalize())
+        halves = [short(np.mean([e["reward"] for e in log[part]])) for part in (slice(40), slice(40, 80))]
+        rewards.append(f"{name} {', '.join(halves)}")
+        still.append(np.mean([e["frac_reward_zero_std"] for e in log]))
+        groups.append((1 - still[-1]) * 8 * 80)
+        assert f"{np.mean([e['kl_ref'] for e in log[-10:]]):.4f}" == "0.0003"
+        assert round(np.median([e["step_time"] for e in log])) == 13
+    assert "; ".join(rewards) in said
+    assert "ends at .0003 a token in all three" in said
+    assert "In {:.0%}, {:.0%} and {:.0%} of the groups".format(*still) in said
+    assert 115 < min(groups) < max(groups) < 140, "some 120 to 135"
+    assert "KL .0003 for GRPO; no advantage in 81% of its groups" in (ROOT / "README.md").read_text(encoding="utf-8")

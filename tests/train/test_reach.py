@@ -56,7 +56,7 @@ def test_some_right_and_some_wrong(sampled, problems, capsys):
 
 def test_the_file_says_what_the_folder_says(sampled, problems, tmp_path):
     file = tmp_path / "reach.json"
-    write_tallies(file, sampled, TASK, model="m")
+    write_tallies(file, tallies(sampled, TASK), TASK, model="m")
     assert tallies(file, TASK) == tallies(sampled, TASK) == {
         problems[i].id: (sum(v == 1 for v in vs), sum(v is not None for v in vs)) for i, vs in VERDICTS.items()
     }  # fmt: skip

@@ -48,12 +48,10 @@ def tallies(source: str | Path, task: str) -> Tallies:
     return found
 
 
-def write_tallies(path: str | Path, source: str | Path, task: str, **about: object) -> Tallies:
+def write_tallies(path: str | Path, found: Tallies, task: str, **about: object) -> None:
     """The counts alone, small enough to keep."""
-    found = tallies(source, task)
     content = {**about, "task": task, "problems": {p: list(pair) for p, pair in sorted(found.items())}}
     write_whole(Path(path), json.dumps(content) + "\n")
-    return found
 
 
 def _from_store(folder: str | Path, task: str) -> Tallies:

@@ -1,0 +1,61 @@
+"""benchmarks/gpu/reach.py from end to end: two evaluations side by side, the counts of both, and a training that reads them."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import yaml
+
+from sage_rlvr.store import SampleStore
+from sage_rlvr.study.job import packaged
+from sage_rlvr.tasks import load_task
+from sage_rlvr.train import run
+
+from .small import SMALL
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "reach.py"
+
+
+def reach(tmp_path, *more):
+    study = SMALL | {"base": {"model_name_or_path": str(packaged("demo-base"))}}
+    study["train"] = SMALL["train"] | {"temperature": 1.0, "min_p": 0.01}
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(study))
+    command = [sys.executable, SCRIPT, "--study", tmp_path / "small.yaml", "--rows", "10", "--n", "6", "--jobs", "2"]
+    command += ["--out", tmp_path / "out", "--to", tmp_path / "reach.json", *more]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_the_counts_of_all_evaluations(tmp_path):
+    done = reach(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    stores = [SampleStore(tmp_path / "out" / str(job), readonly=True) for job in (0, 1)]
+    rows = [[row for batch in store.scan() for row in batch.to_pylist()] for store in stores]
+    assert [sorted({row["seed"] for row in part}) for part in rows] == [[0, 2, 4], [1, 3, 5]]
+    everything = [row for part in rows for row in part]
+    right, drawn = Counter(), Counter(row["problem"] for row in everything)
+    right.update(row["problem"] for row in everything if row["verdict"] == 1)
+    assert set(drawn.values()) == {6}
+    assert all(store.settings["temperature"] == 1.0 and store.settings["split"] == "train" for store in stores)
+    kept = json.loads((tmp_path / "reach.json").read_text())
+    assert kept["problems"] == {p: [right[p], 6] for p in drawn}
+    assert len(drawn) == 10
+    assert 0 < len(right) < 10
+
+    asked = run.RunArguments("countdown-ltr", 10, str(tmp_path / "reach.json"), decontaminate=False)
+    assert {p.id for p in run.problems(asked)} == {p for p, n in right.items() if n < 6}
+    assert set(drawn) == {p.id for p in load_task("countdown-ltr", limit=10, split="train")}
+
+
+def test_too_few_samples_for_the_jobs(tmp_path):
+    done = reach(tmp_path, "--n", "3")
+    assert done.returncode == 2
+    assert "less than two samples for each of --jobs 2" in done.stderr
+
+
+def test_an_evaluation_that_fails_is_named(tmp_path):
+    done = reach(tmp_path, "--backend", "nonsense")
+    assert done.returncode == 2
+    assert "0.log says why the evaluation ended" in done.stderr
+    assert "nonsense" in (tmp_path / "out" / "0.log").read_text()
