@@ -12,7 +12,7 @@ from sage_rlvr.models import load_tokenizer
 from sage_rlvr.store import Sample, SampleStore
 from sage_rlvr.study.job import packaged
 from sage_rlvr.tasks import load_task, rows
-from sage_rlvr.train import run
+from sage_rlvr.train import reach, run
 from sage_rlvr.train.reach import tallies, within_reach, write_tallies
 
 TASK = "countdown-ltr"
@@ -54,7 +54,7 @@ def test_some_right_and_some_wrong(sampled, problems, capsys):
     assert "3 of 6 sampled problems (1 never right, 2 always)" in capsys.readouterr().out
 
 
-def test_the_file_says_what_the_folder_says(sampled, problems, tmp_path):
+def test_the_file_says_what_the_folder_says(sampled, problems, tmp_path, monkeypatch):
     file = tmp_path / "reach.json"
     write_tallies(file, tallies(sampled, TASK), TASK, model="m")
     assert tallies(file, TASK) == tallies(sampled, TASK) == {
@@ -62,6 +62,9 @@ def test_the_file_says_what_the_folder_says(sampled, problems, tmp_path):
     }  # fmt: skip
     assert json.loads(file.read_text())["model"] == "m"
     assert within_reach(problems, file) == within_reach(problems, sampled)
+    monkeypatch.setattr(reach, "SHELF", tmp_path)
+    monkeypatch.chdir(tmp_path.parent)
+    assert tallies("reach.json", TASK) == tallies(file, TASK), "one that ships with a study, from anywhere"
 
 
 def test_rows_first_then_reach(sampled):

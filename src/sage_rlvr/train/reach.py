@@ -8,6 +8,7 @@ wrong, has no advantage, and early in training most groups of a hard set are all
 import json
 from collections import Counter
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 
 from sage_rlvr.errors import UserError
@@ -15,6 +16,7 @@ from sage_rlvr.models import write_whole
 from sage_rlvr.store import SampleStore
 from sage_rlvr.tasks import Problem
 
+SHELF = Path(str(files("sage_rlvr").joinpath("studies")))
 Tallies = dict[str, tuple[int, int]]  # problem → (right, judged) samples
 
 
@@ -38,7 +40,8 @@ def within_reach(problems: Sequence[Problem], source: str | Path) -> list[Proble
 
 
 def tallies(source: str | Path, task: str) -> Tallies:
-    """From an evaluation's folder, or from a file that ``write_tallies`` made of one."""
+    """From an evaluation's folder, or from a file that ``write_tallies`` made of one: the user's, or one beside the studies."""
+    source = source if Path(source).exists() or not SHELF.joinpath(source).is_file() else SHELF / source
     found = _from_file(Path(source), task) if Path(source).is_file() else _from_store(source, task)
     if not found:
         raise UserError(
