@@ -125,7 +125,7 @@ def test_peak_of_updates_on_one_gpu_that_plan_never_saw(budget, monkeypatch, tmp
 
 
 def test_a_cache_of_a_given_size_is_planned_for(monkeypatch, tmp_path):
-    """Five of the real study's arms side by side: vLLM's part is its weights and the cache, not a share of the card."""
+    """Three of the real study's arms side by side: vLLM's part is its weights and the cache, not a share of the card."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     settings = load_study("qwen1.5b").settings_of("grpo-s0") | {
@@ -137,7 +137,7 @@ def test_a_cache_of_a_given_size_is_planned_for(monkeypatch, tmp_path):
     parts = {part.name: part for part in plan.memory.phases["generation"]}
     weights = 1_543_714_304 + 9_232_384  # Qwen2.5-1.5B's parameters and the adapter's
     assert parts["vLLM"].bytes == 2 * weights + 3 * 2**30
-    assert 5 * plan.memory.peak < 139 * 2**30
+    assert 3 * plan.memory.peak < 139 * 2**30
 
 
 @pytest.mark.parametrize(
