@@ -1,11 +1,12 @@
 """benchmarks/gpu/reach.py from end to end: two evaluations side by side, the counts of both, and a training that reads them."""
 
 import json
-import subprocess
+import runpy
 import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
 import yaml
 
 from sage_rlvr.store import SampleStore
@@ -18,18 +19,25 @@ from .small import SMALL
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "reach.py"
 
 
-def reach(tmp_path, *more):
+@pytest.fixture
+def reach(tmp_path, monkeypatch):
+    """The script in this process, whose evaluations are processes of their own; answers its exit code."""
     study = SMALL | {"base": {"model_name_or_path": str(packaged("demo-base"))}}
     study["train"] = SMALL["train"] | {"temperature": 1.0, "min_p": 0.01}
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(study))
-    command = [sys.executable, SCRIPT, "--study", tmp_path / "small.yaml", "--rows", "10", "--n", "6", "--jobs", "2"]
-    command += ["--out", tmp_path / "out", "--to", tmp_path / "reach.json", *more]
-    return subprocess.run(command, capture_output=True, text=True)
+    places = ["--study", tmp_path / "small.yaml", "--out", tmp_path / "out", "--to", tmp_path / "reach.json"]
+
+    def run(*flags):
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, places), "--rows", "10", *flags])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        return ended.value.code
+
+    return run
 
 
-def test_the_counts_of_all_evaluations(tmp_path):
-    done = reach(tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_the_counts_of_all_evaluations(reach, tmp_path):
+    assert reach("--n", "6", "--jobs", "2") == 0
     stores = [SampleStore(tmp_path / "out" / str(job), readonly=True) for job in (0, 1)]
     rows = [[row for batch in store.scan() for row in batch.to_pylist()] for store in stores]
     assert [sorted({row["seed"] for row in part}) for part in rows] == [[0, 2, 4], [1, 3, 5]]
@@ -48,14 +56,12 @@ def test_the_counts_of_all_evaluations(tmp_path):
     assert set(drawn) == {p.id for p in load_task("countdown-ltr", limit=10, split="train")}
 
 
-def test_too_few_samples_for_the_jobs(tmp_path):
-    done = reach(tmp_path, "--n", "3")
-    assert done.returncode == 2
-    assert "less than two samples for each of --jobs 2" in done.stderr
+def test_too_few_samples_for_the_jobs(reach, capsys):
+    assert reach("--n", "3", "--jobs", "2") == 2
+    assert "less than two samples for each of --jobs 2" in capsys.readouterr().err
 
 
-def test_an_evaluation_that_fails_is_named(tmp_path):
-    done = reach(tmp_path, "--backend", "nonsense")
-    assert done.returncode == 2
-    assert "0.log says why the evaluation ended" in done.stderr
+def test_an_evaluation_that_fails_is_named(reach, tmp_path, capsys):
+    assert reach("--n", "2", "--jobs", "1", "--backend", "nonsense") == 2
+    assert "0.log says why the evaluation ended" in capsys.readouterr().err
     assert "nonsense" in (tmp_path / "out" / "0.log").read_text()

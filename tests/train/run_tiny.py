@@ -1,9 +1,8 @@
-"""A small real run in a process of its own, to be killed: python -m tests.train.run_tiny OPTIONS_JSON."""
+"""A small real run in a process of its own, to be killed (tests/forked.py)."""
 
 import json
 import os
 import signal
-import sys
 
 import torch
 
@@ -43,7 +42,3 @@ def main(options):
     if trainer.accelerator.is_main_process:
         with open(history, "w") as f:
             json.dump(trainer.state.log_history, f)
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))

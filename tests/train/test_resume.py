@@ -1,10 +1,7 @@
 """Real processes, really killed: what follows a resume is what would have followed without the kill."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,9 +9,9 @@ import pytest
 from sage_rlvr import UserError
 from sage_rlvr.train.checkpoint import last_complete, load_state
 
-from . import tiny
+from .. import forked
+from . import run_tiny, tiny
 
-ROOT = Path(__file__).parents[2]
 TIMES = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
 
 
@@ -47,9 +44,7 @@ def run(model, out, history, **options):
         "save_strategy": "steps",
         "save_steps": 1,
     } | options
-    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    command = [sys.executable, "-m", "tests.train.run_tiny", json.dumps(options)]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
+    return forked.run(run_tiny.main, options)
 
 
 def metrics(path):
