@@ -35,8 +35,9 @@ def command(study: Study, args: argparse.Namespace, job: int) -> list[str]:
 
 def sample(study: Study, args: argparse.Namespace) -> None:
     running = []
+    for folder in (Path(args.out), Path(args.to).parent):  # both before hours of sampling
+        folder.mkdir(parents=True, exist_ok=True)
     for job in range(args.jobs):
-        Path(args.out).mkdir(parents=True, exist_ok=True)
         with Path(args.out, f"{job}.log").open("ab") as log:
             running.append(subprocess.Popen(command(study, args, job), stdout=log, stderr=subprocess.STDOUT))
     failed = [job for job, process in enumerate(running) if process.wait() != 0]

@@ -23,9 +23,9 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "reach.py"
 def reach(tmp_path, monkeypatch):
     """The script in this process, whose evaluations are processes of their own; answers its exit code."""
     study = SMALL | {"base": {"model_name_or_path": str(packaged("demo-base"))}}
-    study["train"] = SMALL["train"] | {"temperature": 1.0, "min_p": 0.01}
+    study["train"] = SMALL["train"] | {"temperature": 1.0, "min_p": 0.02}
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(study))
-    places = ["--study", tmp_path / "small.yaml", "--out", tmp_path / "out", "--to", tmp_path / "reach.json"]
+    places = ["--study", tmp_path / "small.yaml", "--out", tmp_path / "out", "--to", tmp_path / "new" / "reach.json"]
 
     def run(*flags):
         monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, places), "--rows", "10", *flags])
@@ -45,13 +45,14 @@ def test_the_counts_of_all_evaluations(reach, tmp_path):
     right, drawn = Counter(), Counter(row["problem"] for row in everything)
     right.update(row["problem"] for row in everything if row["verdict"] == 1)
     assert set(drawn.values()) == {6}
-    assert all(store.settings["temperature"] == 1.0 and store.settings["split"] == "train" for store in stores)
-    kept = json.loads((tmp_path / "reach.json").read_text())
+    sampled = {"temperature": 1.0, "min_p": 0.02, "max_tokens": 10, "prompt_format": "symbols", "split": "train"}
+    assert all(sampled.items() <= store.settings.items() for store in stores), "as in training"
+    kept = json.loads((tmp_path / "new" / "reach.json").read_text())
     assert kept["problems"] == {p: [right[p], 6] for p in drawn}
     assert len(drawn) == 10
     assert 0 < len(right) < 10
 
-    asked = run.RunArguments("countdown-ltr", 10, str(tmp_path / "reach.json"), decontaminate=False)
+    asked = run.RunArguments("countdown-ltr", 10, str(tmp_path / "new" / "reach.json"), decontaminate=False)
     assert {p.id for p in run.problems(asked)} == {p for p, n in right.items() if n < 6}
     assert set(drawn) == {p.id for p in load_task("countdown-ltr", limit=10, split="train")}
 
