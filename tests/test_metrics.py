@@ -117,6 +117,16 @@ def test_unpaired_interval_covers_and_pairing_is_narrower():
     assert high - low < 1e-9
 
 
+def test_an_interval_ends_where_the_values_do():
+    """Two of ten problems solved: a tenth of the resamples has none, and widened about the mean they would lie below 0."""
+    solved = np.array([1.0, 1.0] + [0.0] * 8)
+    rate, low, high = bootstrap_interval(solved, level=0.9)
+    assert (rate, low) == (0.2, 0.0)
+    assert 0.2 < high < 1
+    assert bootstrap_interval(1 - solved, level=0.9).high == 1
+    assert bootstrap_interval(solved, np.ones(10), level=0.9).low == -1
+
+
 def test_bootstrap_is_seeded_averages_seeds_and_refuses_nonsense():
     x = np.random.default_rng(2).random((30, 5))
     assert bootstrap_interval(x) == bootstrap_interval(x.mean(1))

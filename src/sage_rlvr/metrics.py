@@ -113,7 +113,7 @@ def bootstrap_interval(
 
     Problems are resampled, samples within a problem are not: the interval says how far this mean would move with another
     draw of problems like these. Rows are problems; a second axis (seeds, say) is averaged first. Percentiles are widened by
-    √(n/(n−1)), the bootstrap's known shortfall in small sets.
+    √(n/(n−1)), the bootstrap's known shortfall in small sets, and end at the least and the largest value: a mean lies between.
     """
     x = _per_problem("values", values)
     if other is not None:
@@ -131,7 +131,8 @@ def bootstrap_interval(
     means = _resampled_means(x, resamples, np.random.default_rng(seed))
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     widen = np.sqrt(x.size / (x.size - 1))
-    return Interval(mean, float(mean + (low - mean) * widen), float(mean + (high - mean) * widen))
+    low, high = np.clip(mean + (np.array([low, high]) - mean) * widen, x.min(), x.max())
+    return Interval(mean, float(low), float(high))
 
 
 def _per_problem(field: str, values: ArrayLike) -> NDArray[np.float64]:

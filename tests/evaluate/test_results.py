@@ -238,6 +238,9 @@ def test_bands_are_the_bootstrap_of_metrics():
     assert both.mean == pytest.approx((x.mean(0) + y.mean(0)) / 2)
     error = np.sqrt(x.var(0, ddof=1) / 40 + y.var(0, ddof=1) / 12) / 2  # of the mean of two independent means
     assert (both.high - both.low) / 2 == pytest.approx(1.645 * error, rel=0.04)
+    rare = np.array([[1.0, 0.0]] * 2 + [[0.0, 1.0]] * 8)  # a tenth of the resamples has none of the two
+    (ends,), _ = bands([rare], level=0.9)
+    assert (ends.low[0], ends.high[1]) == (0, 1)
     (single,), _ = bands([x[:1]])
     assert np.isnan(single.low).all()
 

@@ -25,7 +25,7 @@ def bands(
     """``tables``: (problems, K) a task. Gives each task's bands, and those of the mean of the tasks' means.
 
     As metrics.bootstrap_interval does, problems are resampled within their task, samples within a problem are not, and the
-    spread is widened by √(P/(P−1)). The K numbers of a task share each resample, so this is one matrix product.
+    spread is widened by √(P/(P−1)), within the values' range. The K numbers of a task share each resample, so this is one matrix product.
     """
     if not 0 < level < 1:
         raise UserError(f"level={level} must lie between 0 and 1: 0.95 for a 95% interval.")
@@ -37,7 +37,7 @@ def bands(
 
 
 def _means(x: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:
-    """Means of resampled problems (R, K), already widened about the mean."""
+    """Means of resampled problems (R, K), already widened about the mean, as far as the values reach."""
     size = x.shape[0]
     if size == 1:
         return np.full((resamples, x.shape[1]), np.nan)
@@ -49,7 +49,7 @@ def _means(x: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarra
         weights = np.bincount(picks.reshape(-1), minlength=rows * size).reshape(rows, size)  # how often each was drawn
         out[i : i + rows] = weights @ x / size
     centre = x.mean(0)
-    return centre + (out - centre) * np.sqrt(size / (size - 1))
+    return np.clip(centre + (out - centre) * np.sqrt(size / (size - 1)), x.min(0), x.max(0))
 
 
 def _band(mean: np.ndarray, spread: np.ndarray, level: float) -> Bands:
