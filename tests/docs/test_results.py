@@ -253,3 +253,55 @@ def test_the_real_models_first_attempt_is_told_as_its_logs_have_it():
     assert "In {:.0%}, {:.0%} and {:.0%} of the groups".format(*still) in said
     assert 115 < min(groups) < max(groups) < 140, "some 120 to 135"
     assert "KL .0003 for GRPO; no advantage in 81% of its groups" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_real_models_rate_is_chosen_as_the_protocol_says_and_told_as_its_logs_have_it():
+    said = PAGE.split("the second attempt: 389 problems, 6e-4.")[1]
+    reach = json.loads(ROOT.joinpath("src", "sage_rlvr", "studies", "qwen1.5b_reach.json").read_text())
+    right = [r for r, n in reach["problems"].values() if n == 8]
+    some, never = sum(0 < r < 8 for r in right), right.count(0)
+    assert (len(right), right.count(8)) == (2000, 0)
+    assert f"on {some}, never right on {never:,}, always right on none; {sum(right) / 16000:.1%} of the 16,000" in said
+    assert f"{reach['wall_s'] / 60:.1f} minutes, {['', 'one', 'two', 'three', 'four'][reach['jobs']]} engines" in said
+    halves, still, kl = {}, [], []
+    for rate in ("2e-4", "6e-4"):
+        file = ROOT / "results" / "gpu" / "qwen1.5b" / "rates" / f"grpo-s0_lr{rate}.jsonl.gz"
+        with gzip.open(file, "rt") as f:
+            log = [e for e in map(json.loads, f) if "loss" in e]
+        assert len(log) == 80
+        halves[rate] = [np.mean([e["reward"] for e in part]) for part in (log[:40], log[40:])]
+        still.append(np.mean([e["frac_reward_zero_std"] for e in log]))
+        kl.append(np.mean([e["kl_ref"] for e in log[-10:]]))
+    assert "; ".join(f"{', '.join(map(short, h))} at {rate}" for rate, h in halves.items()) in said
+    above, gained = halves["6e-4"][1] - halves["2e-4"][1], halves["6e-4"][1] - halves["6e-4"][0]
+    assert above > 0.01
+    assert gained > 0.02
+    assert f"which is {short(above)} above" in said
+    assert f"last 40 steps are {short(gained)} above its first" in said
+    readme = ROOT.joinpath("README.md").read_text(encoding="utf-8")
+    assert "GRPO's reward went from {} to {} in 80 steps".format(*map(short, halves["6e-4"])) in readme
+    assert load_study("qwen1.5b").train["learning_rate"] == 6e-4
+    assert "ends at {} and {} a token".format(*(f"{x:.4f}"[1:] for x in kl)) in said
+    assert "{:.0%} and {:.0%} of the groups".format(*still) in said
+
+    def mean(key, part):
+        return np.mean([e[key] for e in part])
+
+    length = [mean("completions/mean_length", part) for part in (log[:10], log[-10:])]
+    assert "from {:.0f} tokens (first 10 steps) to {:.0f} (last 10)".format(*length) in said
+    silent = [mean("verifier/no_answer", part) for part in (log[:10], log[-10:])]
+    assert "without an answer from {:.0%} to {:.0%}".format(*silent) in said
+    answered = [1 - mean("verifier/no_answer", part) for part in (log[:40], log[40:])]
+    of_answers = [h / a for h, a in zip(halves["6e-4"], answered)]
+    assert "{:.1%} and {:.1%} were right".format(*of_answers) in said
+    assert (answered[1] - answered[0]) * of_answers[0] < gained / 2, "most of the gain is not that more are answered"
+
+
+def test_the_real_models_base_is_told_as_its_page_has_it():
+    page = ROOT.joinpath("docs", "results", "qwen1.5b.md").read_text(encoding="utf-8")
+    row = next(line for line in page.split("## All tasks")[1].splitlines() if line.startswith("| base"))
+    cells = [re.sub(r"\b0\.", ".", cell.strip()) for cell in row.split("|")]
+    assert f"pass@1 {cells[-3]} and pass@64 {cells[-2]}, mean of the four tasks" in PAGE
+    means = [cell.partition(" ")[0] for cell in cells[-3:-1]]
+    readme = ROOT.joinpath("README.md").read_text(encoding="utf-8")
+    assert "the base has pass@1 {} and pass@64 {} (mean of four tasks)".format(*means) in readme
