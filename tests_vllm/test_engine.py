@@ -1,10 +1,12 @@
 """The engine that evaluates, against transformers: tokens, log-probs, adapters, seeds, stop strings, a run that ends early."""
 
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from vllm.config import CompilationConfig
 from vllm.v1.engine.core_client import SyncMPClient
 
 from sage_rlvr.errors import UserError
@@ -126,6 +128,21 @@ def test_a_run_that_stops_early_leaves_the_engine_usable(engines, base, monkeypa
 def test_the_cache_has_the_size_asked_for(engines):
     cache = engines(False, Sampling()).engine.llm.llm_engine.vllm_config.cache_config
     assert cache.num_gpu_blocks == blocks(CACHE_GIB, cache)
+
+
+def test_vllm_takes_our_sizes_of_graphs_and_every_step_of_1024_sequences_has_one(engines):
+    """As on a GPU: here, where there are no graphs, vLLM drops the sizes."""
+    config = copy(engines(True, Sampling()).engine.llm.llm_engine.vllm_config)
+    asked = engines(True, Sampling()).engine._engine_arguments()["compilation_config"]
+    config.model_config, config.scheduler_config = copy(config.model_config), copy(config.scheduler_config)
+    config.model_config.enforce_eager = False
+    config.scheduler_config.max_num_seqs, config.scheduler_config.max_num_batched_tokens = 1024, 16384
+    config.compilation_config = CompilationConfig(**asked, cudagraph_mode="FULL_AND_PIECEWISE")
+    config._set_cudagraph_sizes()
+    taken = config.compilation_config.cudagraph_capture_sizes
+    assert taken == asked["cudagraph_capture_sizes"]
+    assert all(any(tokens <= size <= 2 * tokens for size in taken) for tokens in range(1, 1025))
+    assert config.compilation_config.cudagraph_specialize_lora is False
 
 
 def test_a_rank_that_vllm_has_no_kernel_for_is_refused(engines, base):

@@ -26,6 +26,9 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # max_lora_rank that vLLM has kerne
 ENDS = {"stop": "stop", "length": "length"}  # finish_reason → ours
 SCHEDULER = "sage_rlvr.evaluate.vllm_scheduler.BriefScheduler"
 LOGPROBS = "log-probs"  # the name under which a step's come from it
+# Steps of as many tokens are replayed as CUDA graphs. vLLM's own sizes end at 512 and its batches do not: on a large GPU it runs
+# 1,024 sequences, and launches each of their kernels by hand. Fewer sizes, so that all are captured in less time.
+GRAPHS = (1, 2, 4, 8, 16, 32, 64, 128, *range(192, 1025, 64), 1152, 1280, 1536, 2048)
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,10 @@ class Engine:
             "logprobs_mode": "processed_logprobs",
             "scheduler_cls": SCHEDULER,
             "async_scheduling": True,  # vLLM's own choice where it can be had, and what that scheduler is made for
+            "compilation_config": {
+                "cudagraph_capture_sizes": list(GRAPHS),
+                "cudagraph_specialize_lora": False,  # with an adapter every request has it: no second set without
+            },
             "seed": 0,
         }
         if s.adapter:
