@@ -25,7 +25,8 @@ def bands(
     """``tables``: (problems, K) a task. Gives each task's bands, and those of the mean of the tasks' means.
 
     As metrics.bootstrap_interval does, problems are resampled within their task, samples within a problem are not, and the
-    spread is widened by √(P/(P−1)), within the values' range. The K numbers of a task share each resample, so this is one matrix product.
+    spread is widened by √(P/(P−1)), within the values' range. The K numbers of a task share each resample, so this is one
+    matrix product.
     """
     if not 0 < level < 1:
         raise UserError(f"level={level} must lie between 0 and 1: 0.95 for a 95% interval.")
