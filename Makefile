@@ -46,8 +46,9 @@ docs: $(STAMP)
 results: $(STAMP)
 	$(BIN)/python benchmarks/results.py
 
-test: lint browser
-	$(MAKE) -j 2 test-verl test-vllm
+# Two at a time, installs too: each of them keeps one core busy, and only our own tests take two.
+test:
+	$(MAKE) -j 2 lint test-vllm test-verl browser
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRL_EXPERIMENTAL_SILENCE=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 12 tests
 
 test-verl: $(VERL_STAMP)
