@@ -94,7 +94,7 @@ def run(model, out, rows, options):
         "losses": trainer.losses,
         "grads": trainer.grads,
         "log_q": {k: v for d in everyone for k, v in d.items()},
-        "log": [{k: v for k, v in h.items() if k != "step_time"} for h in trainer.state.log_history if "loss" in h],
+        "log": [{k: v for k, v in h.items() if k not in tiny.TIMES} for h in trainer.state.log_history if "loss" in h],
         "world": trainer.accelerator.num_processes,
         "agreed": gather_object([same_everywhere(trainer.accelerator.process_index)]),
         "sharded": trainer.sharded,

@@ -103,7 +103,7 @@ def assert_same_run(split, whole, metrics=True):
 
 
 def assert_same_metrics(split, whole):
-    ours = {"sage/microbatches", "sage/padding", "sage/rows_skipped", "step_time"}
+    ours = {"sage/microbatches", "sage/padding", "sage/rows_skipped", *tiny.TIMES}
     assert len(split.state.log_history) == len(whole.state.log_history)
     for logged, want in zip(split.state.log_history[:-1], whole.state.log_history[:-1]):
         assert set(logged) - ours == set(want) - ours

@@ -12,7 +12,7 @@ from sage_rlvr.train.checkpoint import last_complete, load_state
 from .. import forked
 from . import run_tiny, tiny
 
-TIMES = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
+TIMES = {*tiny.TIMES, "train_runtime", "train_samples_per_second", "train_steps_per_second"}
 
 
 @pytest.fixture(scope="module")

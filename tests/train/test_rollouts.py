@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from sage_rlvr import UserError
-from sage_rlvr.train import SAGETrainer, rollouts
+from sage_rlvr.train import SAGETrainer, measure, rollouts
 
 from . import tiny
 from .tiny import build
@@ -67,6 +68,31 @@ def test_completions_stopped_by_a_string_are_finished(folder, tmp_path):
         assert int(output["num_items_in_batch"]) == int(output["completion_mask"].sum())
     assert kinds["stopped"] > 5, kinds
     assert kinds["truncated"] > 5, kinds
+
+
+def test_where_a_steps_time_went_over_all_its_rounds(folder, tmp_path, monkeypatch):
+    """By a clock that stands still but for 5 s a generation and 3 s a judgement; the second round is dynamic sampling's."""
+    now = [0.0]
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    class Slow(SAGETrainer):
+        def _generate_single_turn(self, *args, **kwargs):
+            now[0] += 5
+            return super()._generate_single_turn(*args, **kwargs)
+
+    def flat(completions, **kwargs):
+        now[0] += 3
+        return [0.0] * len(completions)
+
+    options = {"given": False, "max_steps": 2, "max_completion_length": 4, "logging_steps": 1}
+    for rounds in (0, 1):
+        trainer = build(folder, tmp_path / str(rounds), Slow, reward=flat, dynamic_sampling=rounds, **options)
+        trainer.train()
+        parts = [
+            {k: v for k, v in h.items() if k.startswith("time/")} for h in trainer.state.log_history if "loss" in h
+        ]
+        own = {"time/generate": 5.0, "time/reward": 3.0, "time/rollout": 8.0}
+        assert parts == [{part: seconds * (1 + rounds) for part, seconds in own.items()}] * 2
 
 
 # ---- BNPO ----------------------------------------------------------------------------------------------------------

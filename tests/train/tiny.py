@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from sage_rlvr.train import SAGEConfig, SAGETrainer
 
 LETTERS = "0123456789+-*= abcdefghijklmnopqrstuvwxyz<>/SOLUTIN"
+TIMES = {"step_time", "time/generate", "time/reward", "time/rollout"}  # logged, and by the clock
 
 
 def tokenizer():

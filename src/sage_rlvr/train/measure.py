@@ -1,5 +1,7 @@
-"""What is logged beside TRL's own: KL shaped and plain, q, entropy quantiles, distinct answers, the bonus against the reward."""
+"""What is logged beside TRL's own: KL shaped and plain, q, entropy quantiles, distinct answers, the bonus against the reward, and
+where a step's time goes."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -120,3 +122,18 @@ def unrecorded(metrics: dict[str, list[float]]) -> Iterator[None]:
             del metrics[name][before.get(name, 0) :]
             if not metrics[name]:
                 del metrics[name]
+
+
+class Stopwatch:
+    """Seconds of each part of a step, added up over the rounds of it."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spent[part] = self.spent.get(part, 0.0) + time.perf_counter() - began

@@ -72,6 +72,7 @@ class SAGETrainer(GeneratingTrainer):
         self._stream: rollouts.PromptStream | None = None
         self._rewards: Tensor | None = None  # (W·B,) of the latest rollout batch
         self._head: Head | None = None
+        self._stopwatch = measure.Stopwatch()
         self.found: list[microbatches.Found] | None = None  # what a slice in micro-batches measures at its end
         self.over_budget_said = False
         own_port(args)
@@ -108,7 +109,8 @@ class SAGETrainer(GeneratingTrainer):
     # ---- rewards ---------------------------------------------------------------------------------------------------
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        with self._stopwatch("reward"):
+            per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         rewards = (per_func * self.reward_weights.to(per_func.device)).nansum(1)
         rewards[per_func.isnan().all(1)] = torch.nan
         mode = "train" if self.model.training else "eval"
@@ -141,7 +143,20 @@ class SAGETrainer(GeneratingTrainer):
 
     # ---- rollouts --------------------------------------------------------------------------------------------------
 
+    def _generate(self, prompts: list) -> tuple:
+        with self._stopwatch("generate"):
+            return super()._generate(prompts)
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._stopwatch = measure.Stopwatch()  # held-out sampling between two steps is not counted
+        with self._stopwatch("rollout"):
+            output = self._make_rollouts(inputs)
+        if self.model.training:
+            for part, seconds in self._stopwatch.spent.items():
+                self._metrics["train"][f"time/{part}"].append(seconds)
+        return output
+
+    def _make_rollouts(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         training = self.model.training
         output = self._roll_out(inputs)
         if training and self.args.dynamic_sampling:
