@@ -41,6 +41,7 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "TRL_EXPERIMENTAL_SILENCE": "1",
     "PYTHONUNBUFFERED": "1",
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",  # the allocator's gaps, times the runs that share the card
 }
 
 
