@@ -305,3 +305,15 @@ def test_the_real_models_base_is_told_as_its_page_has_it():
     means = [cell.partition(" ")[0] for cell in cells[-3:-1]]
     readme = ROOT.joinpath("README.md").read_text(encoding="utf-8")
     assert "the base has pass@1 {} and pass@64 {} (mean of four tasks)".format(*means) in readme
+
+
+def test_what_vllm_made_of_an_adapter_on_a_gpu_is_told_as_it_was_read_again():
+    found = json.loads(ROOT.joinpath("results", "gpu", "reread.json").read_text())
+    assert found["backend"] == "vllm"
+    assert "H200" in found["sampled with"]["machine"]
+    own, bare = (found["gap a token"][kind] for kind in ("model", "without its adapter"))
+    said = (
+        f"{found['samples']} completions ({found['tokens']} tokens) read again by transformers in float32 have the stored "
+        f"log-probs to {short(own['largest'], 4)} nats a token, and {short(-bare['mean'], 2)} less without the adapter"
+    )
+    assert said in ROOT.joinpath("README.md").read_text(encoding="utf-8")
