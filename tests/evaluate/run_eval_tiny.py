@@ -18,6 +18,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, Qwen2ForCausalLM  # noqa: F401
 
 from sage_rlvr.evaluate.run import EvalArguments, evaluate
+from sage_rlvr.store.samples import SampleStore
 from sage_rlvr.tasks import Problem, PromptFormat, Source, Task, register_format, register_scorer, register_task
 
 N, SEEDS, PROBLEMS = 8, 2, 14
@@ -75,6 +76,21 @@ def attempt(model, out, shards=None, delay=0.0):
         time.sleep(delay)
         os.kill(child, signal.SIGKILL)
     return os.waitpid(child, 0)[1] == 0
+
+
+def told_to_end(model, out, after):
+    """SIGTERM after so many judged samples, none of which would have been written for days."""
+    append, seen = SampleStore.append, 0
+
+    def counted(store, samples):
+        nonlocal seen
+        append(store, samples)
+        if seen < after <= seen + len(samples):
+            os.kill(os.getpid(), signal.SIGTERM)
+        seen += len(samples)
+
+    SampleStore.append = counted
+    evaluate(arguments(model, out, save_every_s=1e6), Console(quiet=True))
 
 
 def stored(out):

@@ -22,6 +22,7 @@ from sage_rlvr.evaluate.sampling import Generation, Request
 from sage_rlvr.store.samples import SampleStore, StoreError
 from sage_rlvr.tasks import Problem, load_task, render
 from sage_rlvr.verify import Verdict
+from tests import forked
 from tests.evaluate import run_eval_tiny as world
 from tests.train import tiny
 
@@ -102,6 +103,15 @@ def test_kill_nine_at_ten_moments_then_resume(model, whole, tmp_path):
     assert report["finished"]
     assert report["stored"] == total  # in the raw shards: none lost, none doubled
     assert len({x for x in report["left"] if 0 < x < total}) >= 3, report  # kills fell in the middle of the work
+    pd.testing.assert_frame_equal(table(tmp_path / "x"), table(whole), check_exact=True)
+
+
+def test_told_to_end_it_writes_what_it_has_first(model, whole, tmp_path):
+    ended = forked.run(world.told_to_end, model, str(tmp_path / "x"), 60)
+    assert ended.returncode == 143, ended.stderr[-2000:]
+    total = (world.PROBLEMS - 1) * world.SEEDS * world.N
+    assert 60 <= world.stored(tmp_path / "x") < total
+    evaluate(world.arguments(model, tmp_path / "x"), QUIET)
     pd.testing.assert_frame_equal(table(tmp_path / "x"), table(whole), check_exact=True)
 
 

@@ -7,10 +7,12 @@ them out. Killed at any moment, the same command goes on; on CPU in float32 it e
 import json
 import logging
 import queue
+import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,7 +86,7 @@ class EvalArguments:
     verifier_workers: int | None = _field(None, "Processes that judge answers (default: one a CPU, 16 at most).")
     verifier_timeout_s: float = _field(5.0, "Seconds an answer may take to be judged.")
     save_every_s: float = _field(
-        60.0, "Seconds that judged samples may wait to be written; a kill costs these and the batches in flight."
+        60.0, "Seconds that judged samples may wait to be written; kill -9 costs these and the batches in flight."
     )
     trust_remote_code: bool = _field(False, "Run Python code that comes with the model.")
 
@@ -153,11 +155,29 @@ def evaluate(args: EvalArguments, console: Console | None = None) -> Path:
         stack.callback(backend.close)
         golds = {(p.task, p.id): p.answer for problems, _ in kept.values() for p in problems}
         requests = missing(asks, args.seeds, args.n, have, backend.batch_size)
-        with ProgressLine(total, present, console) as line:
+        with ProgressLine(total, present, console) as line, _ends_in_order():
             run = args.run or Path(args.out).resolve().name
             Scribe(store, judges, golds, run, args.model, line).write(backend.generate(requests))
         _say_rest(store, asks, args, console)
     return Path(args.out)
+
+
+@contextmanager
+def _ends_in_order() -> Iterator[None]:
+    """SIGTERM as Ctrl-C: what was sampled is judged and written before the process ends, with SIGTERM's exit code."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's affair
+        return
+
+    def end(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # told twice: at once
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _kept(task: str, args: EvalArguments, judges: "Judges") -> tuple[list[Problem], list[str]]:
