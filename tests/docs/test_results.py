@@ -317,3 +317,22 @@ def test_what_vllm_made_of_an_adapter_on_a_gpu_is_told_as_it_was_read_again():
         f"log-probs to {short(own['largest'], 4)} nats a token, and {short(-bare['mean'], 2)} less without the adapter"
     )
     assert said in ROOT.joinpath("README.md").read_text(encoding="utf-8")
+
+
+def test_what_guessing_gives_on_knights_and_knaves_and_what_the_base_has():
+    said = PAGE.split("what Knights & Knaves can say here")[1]
+    with gzip.open(ROOT / "results" / "gpu" / "qwen1.5b" / RUNS_FILE, "rt") as f:
+        base = next(r for r in map(json.loads, f) if r.get("name") == "base")
+    cells = base["counts"]["tasks"]["knights-knaves"]["problems"]
+    right = {people: [] for people in (3, 4)}
+    for problem, ((_, times, _),) in cells.items():
+        right[int(problem[3])].append(sum(times.values()))
+    rates, solved = (
+        [f(np.array(right[people])) for people in (3, 4)] for f in (lambda r: r.mean() / 64, lambda r: (r > 0).mean())
+    )
+    assert [len(r) for r in right.values()] == [100, 100]
+    assert "right in {:.1%} of its samples of three people and {:.1%} of four".format(*rates) in said
+    guess = [0.5**people for people in (3, 4)]
+    often = [1 - (1 - p) ** 64 for p in guess]
+    assert f"{guess[0]:.1%} and {guess[1]:.1%}, and guessing 64 times solves {often[0]:.2%} and {often[1]:.1%}" in said
+    assert "the base's {:.0%} and {:.0%} are below that".format(*solved) in said
