@@ -51,6 +51,24 @@ def test_means_and_differences_by_hand(tmp_path):
         found.less("tempered")
 
 
+def test_a_mean_without_a_task_is_of_the_same_draws(tmp_path):
+    rights = {
+        "base": [{"t": [0, 8], "u": [0, 4], "w": [8, 8]}],
+        "grpo": [{"t": [0, 8], "u": [2, 8], "w": [0, 0]}],
+        "branch": [{"t": [4, 8], "u": [0, 4], "w": [8, 0]}],
+    }
+    whole = draw(study_of(tmp_path, rights, [0]), draws=50)
+    found = whole.without("w")
+    assert found.tasks == ["t", "u", MEAN]
+    (less,) = (x for x in found.less("grpo") if x.task == MEAN)
+    assert less.pass_1.mean == pytest.approx((0.25 - 0.375) / 2)  # (6 − 4)/8 on t, (2 − 5)/8 on u
+    drawn = {v: (whole.again["t", v] + whole.again["u", v]) / 2 for v in ("grpo", "branch")}
+    np.testing.assert_allclose(found.again[MEAN, "branch"], drawn["branch"])
+    ends = np.quantile(drawn["branch"][0] - drawn["grpo"][0], [0.025, 0.975])
+    assert (less.pass_1.low, less.pass_1.high) == pytest.approx(tuple(ends))
+    assert [x for x in found.standing() if x.task == "t"] == [x for x in whole.standing() if x.task == "t"]
+
+
 def test_problems_are_paired_and_a_seed_is_one_model_on_all_tasks(tmp_path):
     """Problems that are hard for both take nothing from a difference; a good seed is good on both tasks, so that their mean is as
     unsure as each."""

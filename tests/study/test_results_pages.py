@@ -11,7 +11,7 @@ import pytest
 
 from sage_rlvr.metrics import Interval
 from sage_rlvr.models import write_whole
-from sage_rlvr.study.against import Standing
+from sage_rlvr.study.against import MEAN, Standing, draw
 from sage_rlvr.study.distance import excesses, read_runs
 from sage_rlvr.study.frontier import Frontier, Point, frontiers, read_families
 from sage_rlvr.study.job import STATUS
@@ -299,6 +299,23 @@ def test_what_is_said_of_a_real_models_variant():
         ": no detectable difference; a difference of 0.043 in pass@1 or of 0.043 in pass@64 would have been found four times "
         "in five."
     )
+
+
+def test_a_mean_is_told_without_the_task_that_guessing_solves(tmp_path, script, monkeypatch):
+    for variant, rates in (("grpo", (0.4, 0.04)), ("branch", (0.6, 0.1))):
+        monkeypatch.setitem(RATES, variant, rates)
+    tasks = ("t", "u", "knights-knaves")
+    out = make_study(tmp_path, "real", variants={"grpo": {}, "branch": {"guide": "branch"}}, tasks=tasks, left_out=0)
+    make_study(tmp_path, "other", variants={"grpo": {}, "branch": {"guide": "branch"}}, tasks=tasks[:2], left_out=0)
+    assert script("--root", tmp_path)[0] == 0
+    real, other = ((tmp_path / "docs" / "results" / f"{name}.md").read_text() for name in ("real", "other"))
+    said = real.split("The mean without knights-knaves, which guessing would solve in 8 samples:")[1]
+    (want,) = (x for x in draw(out).without("knights-knaves").less("grpo") if x.task == MEAN)
+    got = re.search(r"^- `branch`, mean of tasks: pass@1 (.*), pass@8 (.*): not judged", said, re.M)
+    for cell, interval in zip(got.groups(), (want.pass_1, want.pass_n), strict=True):
+        assert numbers(cell) == pytest.approx(list(interval), abs=6e-4)
+    assert real.index("### Less grpo") < real.index("The mean without")
+    assert "The mean without" not in other
 
 
 def test_a_confirmation_has_its_verdicts_with_other_estimators_beside_it(tmp_path, script, monkeypatch):

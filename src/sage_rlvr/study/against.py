@@ -6,7 +6,7 @@ draws are spread as much wider. Where a variant has a single seed its intervals 
 training again.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +78,16 @@ class Drawn:
             for v, n in self.seeds.items()
             if v not in ("base", reference)
         ]  # fmt: skip
+
+    def without(self, *left_out: str) -> "Drawn":
+        """The same draws, and a mean of the other tasks."""
+        tasks = [task for task in self.tasks if task not in (*left_out, MEAN)]
+        plain, again = (
+            {(t, v): by[t, v] for t in tasks for v in self.seeds}
+            | {(MEAN, v): np.mean([by[t, v] for t in tasks], axis=0) for v in self.seeds}
+            for by in (self.plain, self.again)
+        )
+        return replace(self, tasks=[*tasks, MEAN], plain=plain, again=again)
 
     def _row(self, task: str, variant: str, seeds: int, means: np.ndarray, drawn: np.ndarray) -> Standing:
         return Standing(task, variant, seeds, *(interval(float(m), each) for m, each in zip(means, drawn)))
