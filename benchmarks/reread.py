@@ -19,6 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from sage_rlvr.analysis.scoring import ModelSource, Prompts, source_of
+from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.sampling import Sampling, truncated
 from sage_rlvr.provenance import made_with
 from sage_rlvr.store import SampleStore
@@ -41,7 +42,8 @@ def gaps(model: PreTrainedModel, rows: Sequence[dict[str, Any]], prompts: Prompt
     for row in rows:
         prompt, tokens = list(prompts(row["task"], row["problem"])), list(row["token_ids"])
         logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].float()
-        logps = truncated(logits, how).gather(1, torch.tensor(tokens)[:, None])
+        drawn_from = truncated(logits, how) if how.temperature else logits.log_softmax(-1)  # greedy: the model's own
+        logps = drawn_from.gather(1, torch.tensor(tokens)[:, None])
         found.append((logps.clamp(min=NEVER).sum().item() - row["logprob"]) / len(tokens))
     return found
 
@@ -64,15 +66,25 @@ def main() -> None:
     parser.add_argument("--data_dir", help="folder of local task files, as eval had it")
     parser.add_argument("--to", type=Path, help="JSON file")
     args = parser.parse_args()
+    try:
+        found = read_again(args)
+    except UserError as e:
+        parser.exit(2, f"{e}\n")
+    print(json.dumps(found, indent=1))
+    if args.to:
+        args.to.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def read_again(args: argparse.Namespace) -> dict[str, Any]:
     store, named = SampleStore(args.folder, readonly=True), source_of(args.folder)
     source = ModelSource(args.model or named.model, args.adapter or named.adapter)
     rows = chosen(store, args.longest, args.limit)
     if not rows:
-        parser.exit(2, f"{args.folder} has no sample of at most {args.longest} tokens: raise --longest.\n")
+        raise UserError(f"{args.folder} has no sample of at most {args.longest} tokens: raise --longest.")
     prompts = Prompts(store, source.tokenizer(), args.data_dir)
     how = Sampling(**{name: store.settings[name] for name in HOW})
     kinds = {"model": source, **({"without its adapter": ModelSource(source.model)} if source.adapter else {})}
-    found = {
+    return {
         "samples": len(rows),
         "tokens": sum(row["tokens"] for row in rows),
         "backend": store.settings["backend"],
@@ -82,9 +94,6 @@ def main() -> None:
         },
         **made_with(),
     }
-    print(json.dumps(found, indent=1))
-    if args.to:
-        args.to.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -45,12 +45,14 @@ def test_the_samples_of_an_adapter_are_its_own_and_not_the_bases_or_anothers(ada
     assert other["mean"] < -0.05
 
 
-def test_a_base_stands_alone_and_too_short_a_limit_is_said(reread, tmp_path, capsys):
-    folder = evaluate(EvalArguments(**HOW, out=str(tmp_path / "eval")))
+@pytest.mark.parametrize("temperature", [0.8, 0.0])
+def test_a_base_stands_alone_and_what_cannot_be_read_is_said(reread, tmp_path, capsys, temperature):
+    folder = evaluate(EvalArguments(**HOW | {"temperature": temperature}, out=str(tmp_path / "eval")))
     found = reread(folder)["gap a token"]
     assert list(found) == ["model"]
     assert found["model"]["largest"] < 1e-4
-    with pytest.raises(SystemExit) as ended:
-        reread(folder, "--longest", "0")
-    assert ended.value.code == 2
-    assert "no sample of at most 0 tokens" in capsys.readouterr().err
+    for asked, said in (((folder, "--longest", "0"), "no sample of at most 0 tokens"), ((tmp_path,), "store.json")):
+        with pytest.raises(SystemExit) as ended:
+            reread(*asked)
+        assert ended.value.code == 2
+        assert said in capsys.readouterr().err

@@ -6,6 +6,7 @@ draws are spread as much wider. Where a variant has a single seed its intervals 
 training again.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -83,8 +84,7 @@ class Drawn:
         """The same draws, and a mean of the other tasks."""
         tasks = [task for task in self.tasks if task not in (*left_out, MEAN)]
         plain, again = (
-            {(t, v): by[t, v] for t in tasks for v in self.seeds}
-            | {(MEAN, v): np.mean([by[t, v] for t in tasks], axis=0) for v in self.seeds}
+            {(t, v): by[t, v] for t in tasks for v in self.seeds} | _means(by, tasks, self.seeds)
             for by in (self.plain, self.again)
         )
         return replace(self, tasks=[*tasks, MEAN], plain=plain, again=again)
@@ -125,9 +125,16 @@ def resampled(grids: dict[tuple[str, str], np.ndarray], n: int, draws: int = DRA
         rows = 1 / count + _wider(count) * (shares(rng, count, draws) - 1 / count)
         for task in tasks:
             again[task, v] = np.stack([((rows @ grid) * problems[task]).sum(1) for grid in grids[task, v]])
-        for by in (plain, again):
-            by[MEAN, v] = np.mean([by[task, v] for task in tasks], axis=0)
+    for by in (plain, again):
+        by |= _means(by, tasks, variants)
     return Drawn([*tasks, *[MEAN] * (len(tasks) > 1)], n, seeds, plain, again)
+
+
+def _means(
+    by: dict[tuple[str, str], np.ndarray], tasks: Iterable[str], variants: Iterable[str]
+) -> dict[tuple[str, str], np.ndarray]:
+    """Of these tasks, each weighing the same."""
+    return {(MEAN, v): np.mean([by[t, v] for t in tasks], axis=0) for v in variants}
 
 
 def _wider(seeds: int) -> float:
