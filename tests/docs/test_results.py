@@ -17,6 +17,7 @@ from sage_rlvr.study.distance import like_for_like, read_runs
 from sage_rlvr.study.plan import load_study
 from sage_rlvr.study.records import RUNS as RUNS_FILE
 from sage_rlvr.study.records import unpack
+from sage_rlvr.train.reach import tallies
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
@@ -280,7 +281,10 @@ def test_the_real_models_rate_is_chosen_as_the_protocol_says_and_told_as_its_log
     assert f"last 40 steps are {short(gained)} above its first" in said
     readme = ROOT.joinpath("README.md").read_text(encoding="utf-8")
     assert "GRPO's reward went from {} to {} in 80 steps".format(*map(short, halves["6e-4"])) in readme
-    assert load_study("qwen1.5b").train["learning_rate"] == 6e-4
+    train = load_study("qwen1.5b").train
+    assert train["learning_rate"] == 6e-4
+    taken = tallies(train["within_reach"], train["task"])
+    assert sum(0 < r < n for r, n in taken.values()) == some
     assert "ends at {} and {} a token".format(*(f"{x:.4f}"[1:] for x in kl)) in said
     assert "{:.0%} and {:.0%} of the groups".format(*still) in said
 
