@@ -36,7 +36,9 @@ def engines(base, adapter):
         made[adapted].engine.settings = replace(made[adapted].engine.settings, how=how)
         return made[adapted]
 
-    return asked
+    yield asked
+    for backend in made.values():
+        backend.close()
 
 
 def test_a_cpu_build_runs_where_it_is_asked_for():

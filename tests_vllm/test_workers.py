@@ -1,8 +1,10 @@
-"""Several engines, a process each, as on several GPUs: the samples of one engine, and a sentence when one dies."""
+"""Several engines, a process each, as on several GPUs: the samples of one, a sentence when one dies, none that stays behind."""
 
+import multiprocessing as mp
 import os
 import signal
 
+import psutil
 import pytest
 
 from sage_rlvr.evaluate.sampling import Sampling
@@ -35,9 +37,20 @@ def test_two_engines_give_the_samples_of_one(several, settings, base, monkeypatc
     assert {r: g.token_ids for r, g in got.items()} == {r: g.token_ids for r, g in wanted.items()}
     for row in rows:
         assert got[row].logprob == pytest.approx(wanted[row].logprob, abs=1e-3)
+    (own,) = (child for child in mp.active_children() if child.name.startswith("EngineCore"))
+    one.close()
+    assert not own.is_alive(), "at the end of this process it would be waited for, for ever"
 
 
-def test_an_engine_that_is_killed_is_named(several, base):
-    os.kill(several.workers.processes[1].pid, signal.SIGKILL)
+def test_an_engine_that_is_killed_is_named_and_none_stays_behind(several, base):
+    sampled = several.generate(iter(requests(base, 40_000)))
+    next(sampled)
+    workers = [psutil.Process(process.pid) for process in several.workers.processes]
+    engines = [engine for worker in workers for engine in worker.children(recursive=True)]
+    assert {engine.name().split(":")[0] for engine in engines} == {"VLLM"}
+    os.kill(workers[1].pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match=r"vllm-gpu1 died with exit code -9; what was sampled before stays"):
-        run(several, requests(base, 40))
+        for _ in sampled:
+            pass
+    several.close()  # the other, in the middle of its work
+    assert not psutil.wait_procs(engines, timeout=60)[1], "their GPUs would stay taken"

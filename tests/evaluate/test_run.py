@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +16,7 @@ from rich.console import Console
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate import run as run_module
-from sage_rlvr.evaluate.backends import fingerprints
+from sage_rlvr.evaluate.backends import fingerprints, make_backend
 from sage_rlvr.evaluate.counts import counts_of
 from sage_rlvr.evaluate.run import EvalArguments, Scribe, evaluate, judged_text
 from sage_rlvr.evaluate.sampling import Generation, Request
@@ -126,6 +127,23 @@ def test_a_run_may_be_extended_and_keeps_what_it_has(model, whole, tmp_path):
     evaluate(world.arguments(model, tmp_path / "x"), QUIET)
     pd.testing.assert_frame_equal(table(tmp_path / "x"), table(whole))
     assert len(few) == (world.PROBLEMS - 1) * 3
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_backend_is_closed_whatever_happened(model, tmp_path, monkeypatch, fails):
+    closed = []
+
+    def made(*args):
+        backend = make_backend(*args)
+        backend.close = lambda: closed.append(backend)
+        if fails:
+            backend._eager = _no_space
+        return backend
+
+    monkeypatch.setattr(run_module, "make_backend", made)
+    with pytest.raises(OSError) if fails else nullcontext():
+        evaluate(world.arguments(model, tmp_path / "x", n=2), QUIET)
+    assert len(closed) == 1
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, count, islice
 from pathlib import Path
@@ -168,6 +169,12 @@ class Engine:
                 flying.clear()
                 self.sums.clear()
 
+    def close(self) -> None:
+        """vLLM's own process ends now. Left to this one's exit it may never: Python waits there for its children first."""
+        core = self.llm.llm_engine.engine_core
+        core.get_output = self.take  # no circle that keeps the engine alive
+        core.shutdown()
+
     def _generation(self, ended: Any) -> Generation:
         number, output = _number(ended.request_id), ended.outputs[0]
         request, logprob = self.flying.pop(number), self.sums.pop(number)
@@ -202,7 +209,9 @@ class VllmBackend:
     def close(self) -> None:
         if self.workers:
             self.workers.close()
-        self.engine = None
+        if self.engine:
+            self.engine.close()
+            self.engine = None
 
 
 # ---- one process a GPU -------------------------------------------------------------------------------------------
@@ -305,8 +314,9 @@ def _work(settings: EngineSettings, gpu: str, inbox: Any, outbox: Any) -> None:
         return waiting.pop(0)
 
     try:
-        for generations in Engine(settings).run(pull):
-            hand("done", generations)
+        with closing(Engine(settings)) as engine:
+            for generations in engine.run(pull):
+                hand("done", generations)
         hand("end", gpu)
     except UserError as e:
         hand("error", e)

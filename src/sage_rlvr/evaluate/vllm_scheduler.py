@@ -2,9 +2,13 @@
 
 We keep one sum a sample. vLLM's own way (0.25) is three arrays for every token of every request, packed, sent, unpacked, and
 the token decoded once more for a text nobody reads: a quarter of the token rate of a small model. vLLM imports this module in
-the engine's process, by the name ``SCHEDULER``; ``Engine.receive`` is the other end.
+the engine's process, by the name ``SCHEDULER``; ``Engine.receive`` is the other end. And that process ends with the one that
+started it: vLLM's own outlives an evaluation that was killed, and keeps its GPU.
 """
 
+import multiprocessing as mp
+import os
+import threading
 from typing import Any
 
 import numpy as np
@@ -14,6 +18,10 @@ from sage_rlvr.evaluate.vllm_backend import LOGPROBS
 
 
 class BriefScheduler(AsyncScheduler):
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         drawn, model_runner_output.logprobs = model_runner_output.logprobs, None
         sent = super().update_from_output(scheduler_output, model_runner_output)
@@ -26,3 +34,10 @@ class BriefScheduler(AsyncScheduler):
                 # of an output's fields the one that carries a dict; the first speaks for all
                 client.outputs[0].kv_transfer_params = {LOGPROBS: steps.astype(np.float32).tobytes()}
         return sent
+
+
+def _end_with_parent() -> None:
+    parent = mp.parent_process()
+    if parent is not None:  # else the engine is in the evaluation's own process
+        parent.join()
+        os._exit(1)
