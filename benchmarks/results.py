@@ -84,7 +84,7 @@ def study_page(records: Path, work: Path) -> Page:
             as_markdown(own),
             f"{own[0].problems} problems, n = {n}; means over seeds, 95% bootstrap intervals over problems. Distinct right: "
             f"distinct right answers a problem in {n} samples. Lost, gained: problems solved in {n} samples by the base "
-            "only, by the trained model only.",
+            "only, by the trained model only. Tokens: of a sample; truncated: samples that reached the longest length.",
         )
         if any(row.variant != "base" for row in own):
             frontier_part(page, out, task, study if done == len(study.runs()) else None)

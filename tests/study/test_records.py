@@ -18,6 +18,8 @@ import yaml
 from sage_rlvr import UserError
 from sage_rlvr.evaluate.compact import compact, from_compact
 from sage_rlvr.evaluate.counts import RIGHT, counts_of
+from sage_rlvr.evaluate.estimates import rates
+from sage_rlvr.evaluate.results import results
 from sage_rlvr.models import write_whole
 from sage_rlvr.study import job
 from sage_rlvr.study.frontier import read_families
@@ -83,6 +85,20 @@ def test_a_compact_run_counts_the_same(tmp_path):
         assert was == now
     with pytest.raises(UserError, match="is of version 9"):
         from_compact(record | {"version": 9})
+
+
+def test_what_counts_alone_do_not_know_is_not_told_as_nothing(tmp_path):
+    store = make_run(tmp_path / "eval", {"t": {"a": ["11l0", "1tl-"], "b": ["0000", "l1x1"]}}, solutions=True)
+    kept = from_compact(json.loads(json.dumps(compact(store))))
+    own, left = results(store).tasks["t"], results(kept).tasks["t"]
+    assert 0 < own.rates["truncated"] < own.rates["answered"] < 1
+    assert left.rates == {key: own.rates[key] for key in ("tokens", "truncated")}
+    assert "truncated" not in rates(kept.tasks["t"].only(["a"])), "whose it was is not kept"
+    assert (left.pass_at, left.distinct_solutions) == (own.pass_at, own.distinct_solutions)
+    assert own.majority_at
+    assert own.distinct_answers
+    assert (left.majority_at, left.distinct_answers) == ({}, None)
+    assert (results(kept).average.pass_at, results(kept).average.majority_at) == (results(store).average.pass_at, {})
 
 
 def test_another_folder_gives_the_same_tables(folder, tmp_path):

@@ -128,6 +128,8 @@ def test_a_page_says_what_the_study_says(tmp_path, script):
         for k, interval in row.pass_at.items():
             assert numbers(shown[f"pass@{k}"]) == pytest.approx(list(interval), abs=0.00051)
         assert numbers(shown["distinct right"]) == pytest.approx(list(row.solutions), abs=0.0051)
+        assert shown["tokens"] == f"{row.tokens:.0f}"
+        assert shown["truncated"] == f"{row.truncated:.1%}"
         assert row.variant == "base" or numbers(shown["lost"]) + numbers(shown["gained"]) == [row.lost, row.gained]
     families = read_families(folder, "t")
     found = {f.family: f for f in frontiers(families, "grpo_k3")}

@@ -2,7 +2,8 @@
 
 A store keeps every completion; a study of hundreds of runs cannot. FOLDER/counts.json says as much as pass@k, distinct
 solutions, lost and gained problems and their intervals need, and ``counts_of`` reads it where a folder has no store. What it
-leaves out: the texts, the wrong answers (so no majority vote), and the order in which samples were drawn.
+leaves out: the texts, the wrong answers (so no majority vote), which samples were truncated (their number is kept), and the
+order in which samples were drawn.
 """
 
 import json
@@ -46,6 +47,7 @@ def _task(task: TaskCounts, texts: dict[int, str]) -> dict[str, Any]:
         return [int((task.state[p, s] == WRONG).sum()), dict(sorted(times.items())), int(task.tokens[p, s])]
 
     cells = {name: [cell(p, s) for s in range(len(task.seeds))] for p, name in enumerate(task.problems)}
+    assert task.finish is not None, "a store has every sample's"
     cut = int(((task.finish == LENGTH) & (task.state != MISSING)).sum())
     return {"n": task.n, "seeds": task.seeds, "unverifiable": task.unverifiable, "truncated": cut, "problems": cells}
 
@@ -87,11 +89,12 @@ def _arrays(name: str, task: dict[str, Any]) -> TaskCounts:
         task["seeds"],
         task["n"],
         state=state,
-        finish=np.zeros(shape, np.int8),
-        answer=solution.copy(),
+        finish=None,
+        answer=None,
         solution=solution,
         tokens=tokens.copy(),
         unverifiable=task["unverifiable"],
+        truncated=task["truncated"] / max(1, int((right + wrong).sum())),
     )
 
 

@@ -40,11 +40,12 @@ class TaskCounts:
     seeds: list[int]
     n: int
     state: np.ndarray  # int8: MISSING, WRONG, RIGHT, UNVERIFIABLE
-    finish: np.ndarray  # int8: an index into FINISHES
-    answer: np.ndarray  # uint64: a hash, 0 where there is none
-    solution: np.ndarray  # uint64: likewise
+    finish: np.ndarray | None  # int8: an index into FINISHES; None where only counts were kept
+    answer: np.ndarray | None  # uint64: a hash, 0 where there is none; likewise
+    solution: np.ndarray  # uint64: a hash, 0 where there is none
     tokens: np.ndarray  # (problems, seeds) int64: summed over the samples present
     unverifiable: list[str] = field(default_factory=list)  # dropped: not in ``problems``
+    truncated: float | None = None  # share of the samples, where ``finish`` was not kept
 
     @property
     def whole(self) -> np.ndarray:
@@ -71,8 +72,10 @@ class TaskCounts:
         """The same for some of the problems, in the order given."""
         at = {p: i for i, p in enumerate(self.problems)}
         rows = [at[p] for p in problems]
-        names = ("state", "finish", "answer", "solution", "tokens")
-        return replace(self, problems=list(problems), **{name: getattr(self, name)[rows] for name in names})
+        arrays = {name: getattr(self, name) for name in ("state", "finish", "answer", "solution", "tokens")}
+        own: dict[str, Any] = {name: None if array is None else array[rows] for name, array in arrays.items()}
+        truncated = self.truncated if set(problems) == set(self.problems) else None
+        return replace(self, problems=list(problems), truncated=truncated, **own)
 
     def at_least(self, k: int) -> "TaskCounts":
         """The problems that have k samples or more in whole cells."""

@@ -29,12 +29,15 @@ def seed_curves(task: TaskCounts, ks: Sequence[int]) -> np.ndarray | None:
     return pass_at_k(task.n, right[..., None], np.asarray(ks, dtype=int)).mean(0)
 
 
-def majority_table(task: TaskCounts, ks: Sequence[int], draws: int = DRAWS) -> np.ndarray:
-    """(problems, K): chance that the commonest of k answers is right. Answers are equal when their text is.
+def majority_table(task: TaskCounts, ks: Sequence[int], draws: int = DRAWS) -> np.ndarray | None:
+    """(problems, K): chance that the commonest of k answers is right; None where answers were not kept. Answers are equal when
+    their text is.
 
     As metrics.majority_at_k: ties count the share of tied answers that are right, and no answer never wins. k = 1 and
     k = all are exact.
     """
+    if task.answer is None:
+        return None
     out = np.zeros((len(task.problems), len(ks)))
     orders: dict[int, np.ndarray] = {}  # samples are exchangeable: the same subsets serve every problem
     for p, whole in enumerate(task.whole):
@@ -65,9 +68,9 @@ def _vote(codes: np.ndarray, counts: np.ndarray, is_right: np.ndarray) -> float:
 
 
 def distinct_table(task: TaskCounts, column: str) -> np.ndarray | None:
-    """(problems,): different right answers, or solutions (None if none is stored), in a seed's n samples; mean over seeds."""
+    """(problems,): different right answers, or solutions, in a seed's n samples, mean over seeds; None if none is stored."""
     hashes = getattr(task, column)
-    if column == "solution" and not hashes.any():
+    if hashes is None or (column == "solution" and not hashes.any()):
         return None
     found = np.where((task.state == RIGHT) & (hashes != 0), hashes, 0)
     found.sort(axis=2)
@@ -76,15 +79,18 @@ def distinct_table(task: TaskCounts, column: str) -> np.ndarray | None:
 
 
 def rates(task: TaskCounts) -> dict[str, float]:
-    """Shares of the samples in whole cells."""
+    """Shares of the samples in whole cells, and their mean length; of counts alone, what they know."""
     whole = task.whole
+    tokens = float(task.tokens[whole].sum() / max(1, whole.sum() * task.n))
+    if task.finish is None or task.answer is None:
+        return {"tokens": tokens} | ({} if task.truncated is None else {"truncated": task.truncated})
     finish, answered = task.finish[whole], task.answer[whole] != 0
     return {
         "truncated": float((finish == LENGTH).mean()),
         "answered": float(answered.mean()),
         "truncated_without_answer": float(((finish == LENGTH) & ~answered).mean()),
         "errors": float((finish == ERROR).mean()),
-        "tokens": float(task.tokens[whole].sum() / max(1, finish.size)),
+        "tokens": tokens,
     }
 
 

@@ -118,7 +118,7 @@ def _results_table(r: Results) -> Table:
     for name, problems, size, t in rows:
         for i, (k, e) in enumerate(t.pass_at.items()):
             head = (name, problems, size) if i == 0 else ("", "", "")
-            table.add_row(*map(Text, (*head, str(k), _bracketed(e), _over_seeds(e), _bracketed(t.majority_at[k]))))
+            table.add_row(*map(Text, (*head, str(k), _bracketed(e), _over_seeds(e), _bracketed(t.majority_at.get(k)))))
         if not t.pass_at:
             table.add_row(*map(Text, (name, problems, size, "–", "–", "–", "–")))
         table.add_section()
@@ -130,7 +130,8 @@ def _rates_table(r: Results) -> Table:
     table = _grid("samples (the last two: different ones in n samples of a problem)", "task", *columns)
     for name, t in r.tasks.items():
         if t.rates:
-            shares = [f"{t.rates[c]:.1%}" for c in ("answered", "truncated", "truncated_without_answer", "errors")]
+            kinds = ("answered", "truncated", "truncated_without_answer", "errors")
+            shares = [f"{t.rates[kind]:.1%}" if kind in t.rates else "–" for kind in kinds]
             distinct = [f"{e.value:.2f}" if e else "–" for e in (t.distinct_answers, t.distinct_solutions)]
             table.add_row(*map(Text, (name, *shares, f"{t.rates['tokens']:.0f}", *distinct)))
     return table

@@ -23,7 +23,7 @@ from sage_rlvr.study.frontier_figure import base_point, draw_frontier
 from sage_rlvr.study.matched import matched
 from sage_rlvr.study.plan import Study, load_study, read_folder
 from sage_rlvr.study.run import LOG, finished_runs, run_study, share_done, status_of
-from sage_rlvr.study.table import as_json, as_markdown, cells, shown, study_rows
+from sage_rlvr.study.table import as_json, as_markdown, cells, columns, shown, study_rows
 
 COLOURS = {"done": "green", "running": "cyan", "failed": "bold red", "interrupted": "yellow", "waiting": "dim"}
 
@@ -135,16 +135,16 @@ def show_table(out: str | Path, console: Console | None = None, reference: str |
     tasks = list(dict.fromkeys(r.task for r in rows))
     about = f" on {tasks[0]}" if len(tasks) == 1 else ""
     table = Table(title=f"{read_folder(out).name}{about}: 95% bootstrap intervals over problems, means over seeds")
-    for column in ["task", "variant", "seeds", *(f"pass@{k}" for k in ks), "distinct right", "lost", "gained"][
-        bool(about) :
-    ]:
+    for column in columns(ks)[bool(about) :]:
         table.add_column(column, justify="left" if column in ("task", "variant") else "right")
     for row in rows:
         table.add_row(*cells(row, ks)[bool(about) :])
     console.print(table)
     n = ks[-1] if ks else 0
     console.print(
-        f"lost, gained: problems solved in {n} samples by the base only, by the trained model only.", highlight=False
+        f"lost, gained: problems solved in {n} samples by the base only, by the trained model only; tokens: of a sample; "
+        "truncated: samples that reached max_tokens.",
+        highlight=False,
     )
     write_whole(out / "table.md", as_markdown(rows))
     write_whole(out / "table.json", json.dumps(as_json(rows), indent=1) + "\n")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sage_rlvr.evaluate.counts import RIGHT, TaskCounts, counts_of
+from sage_rlvr.evaluate.estimates import rates
 from sage_rlvr.metrics import Interval, bootstrap_interval, pass_at_k
 from sage_rlvr.study.plan import read_folder
 from sage_rlvr.study.run import finished_runs
@@ -27,6 +28,8 @@ class Row:
     solutions: Interval | None  # distinct right solutions a problem, in n samples
     lost: float  # problems the base solves in n samples and this does not, mean over seeds
     gained: float
+    tokens: float  # a sample
+    truncated: float | None  # share of the samples
 
 
 def study_rows(out: str | Path) -> list[Row]:
@@ -62,6 +65,8 @@ def _row(task: str, variant: str, runs: list[TaskCounts], base: TaskCounts | Non
     distinct = np.stack([_solutions(r) for r in runs])
     solved = np.stack([r.rights > 0 for r in runs])
     before = base.rights > 0 if base is not None else solved[0]
+    kept = [rates(r) for r in runs]
+    cut = [r["truncated"] for r in kept if "truncated" in r]
     return Row(
         task=task,
         variant=variant,
@@ -72,6 +77,8 @@ def _row(task: str, variant: str, runs: list[TaskCounts], base: TaskCounts | Non
         solutions=bootstrap_interval(distinct.T) if distinct.any() else None,
         lost=float((before & ~solved).sum(1).mean()),
         gained=float((~before & solved).sum(1).mean()),
+        tokens=float(np.mean([r["tokens"] for r in kept])),
+        truncated=float(np.mean(cut)) if len(cut) == len(runs) else None,
     )
 
 
@@ -83,8 +90,15 @@ def _solutions(run: TaskCounts) -> np.ndarray:
 
 def as_markdown(rows: list[Row]) -> str:
     ks = sorted({k for r in rows for k in r.pass_at})
-    head = ["task", "variant", "seeds", *(f"pass@{k}" for k in ks), "distinct right", "lost", "gained"]
-    return markdown(head, [cells(r, ks) for r in rows])
+    return markdown(columns(ks), [cells(r, ks) for r in rows])
+
+
+def columns(ks: list[int]) -> list[str]:
+    return [
+        *("task", "variant", "seeds"),
+        *(f"pass@{k}" for k in ks),
+        *("distinct right", "lost", "gained", "tokens", "truncated"),
+    ]
 
 
 def markdown(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
@@ -109,6 +123,8 @@ def cells(row: Row, ks: list[int]) -> list[str]:
         *(shown(row.pass_at.get(k), 3) for k in ks),
         shown(row.solutions, 2),
         *lost,
+        f"{row.tokens:.0f}",
+        "–" if row.truncated is None else f"{row.truncated:.1%}",
     ]
 
 
