@@ -280,7 +280,7 @@ def test_the_real_models_rate_is_chosen_as_the_protocol_says_and_told_as_its_log
     assert f"which is {short(above)} above" in said
     assert f"last 40 steps are {short(gained)} above its first" in said
     readme = ROOT.joinpath("README.md").read_text(encoding="utf-8")
-    assert "GRPO's reward went from {} to {} in 80 steps".format(*map(short, halves["6e-4"])) in readme
+    assert "its training reward went from {} to {} in 80 steps".format(*map(short, halves["6e-4"])) in readme
     train = load_study("qwen1.5b").train
     assert train["learning_rate"] == 6e-4
     taken = tallies(train["within_reach"], train["task"])
@@ -301,14 +301,30 @@ def test_the_real_models_rate_is_chosen_as_the_protocol_says_and_told_as_its_log
     assert (answered[1] - answered[0]) * of_answers[0] < gained / 2, "most of the gain is not that more are answered"
 
 
-def test_the_real_models_base_is_told_as_its_page_has_it():
+def test_the_real_models_runs_are_told_as_their_page_has_them():
     page = ROOT.joinpath("docs", "results", "qwen1.5b.md").read_text(encoding="utf-8")
-    row = next(line for line in page.split("## All tasks")[1].splitlines() if line.startswith("| base"))
-    cells = [re.sub(r"\b0\.", ".", cell.strip()) for cell in row.split("|")]
-    assert f"pass@1 {cells[-3]} and pass@64 {cells[-2]}, mean of the four tasks" in PAGE
-    means = [cell.partition(" ")[0] for cell in cells[-3:-1]]
+
+    def row(part, start):
+        line = next(line for line in page.split(f"## {part}\n")[1].splitlines() if line.startswith(start))
+        return [re.sub(r"\b0\.", ".", cell.strip()) for cell in line.split("|")]
+
+    base, grpo = (row("All tasks", f"| {name}")[-3:-1] for name in ("base", "grpo"))
+    assert "the base: pass@1 {} and pass@64 {};".format(*base) in PAGE
+    assert "GRPO, seed 0: pass@1 {} and pass@64 {}.".format(*grpo) in PAGE
     readme = ROOT.joinpath("README.md").read_text(encoding="utf-8")
-    assert "the base has pass@1 {} and pass@64 {} (mean of four tasks)".format(*means) in readme
+    problems = sum(
+        int(re.search(rf"{task} (\d+) \(n = 64\)", page)[1]) for task in load_study("qwen1.5b").evaluate["tasks"]
+    )
+    assert (
+        f"the base has pass@1 {base[0]} and pass@64 {base[1]} (mean of four tasks, {problems} problems, n = 64)"
+        in readme
+    )
+    assert f"GRPO (seed 0) {grpo[0]} and {grpo[1]}" in readme
+    hard = [row("math500-l5", f"| math500-l5 | {name} ") for name in ("base", "grpo")]
+    assert "truncated ({} of MATH-500 level 5's for the base, {} for GRPO)".format(*(r[-2] for r in hard)) in PAGE
+    assert "pass@1 there is {} for the base and {} for GRPO".format(*(r[4].partition(" ")[0] for r in hard)) in PAGE
+    sessions = json.loads(ROOT.joinpath("results", "gpu", "qwen1.5b", "sessions.json").read_text())
+    assert f"in {sessions[2]['wall_s'] / 60:.1f} minutes of the card" in PAGE
 
 
 def test_what_vllm_made_of_an_adapter_on_a_gpu_is_told_as_it_was_read_again():

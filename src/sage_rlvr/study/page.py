@@ -51,7 +51,7 @@ def run(source: str | Path, out: str | Path | None, jobs: int | None) -> bool:
 
 def wide_console() -> Console:
     """A terminal as wide as it is; a log file has room for the table."""
-    return Console() if Console().is_terminal else Console(width=140)
+    return Console() if Console().is_terminal else Console(width=180)
 
 
 class Clock:
