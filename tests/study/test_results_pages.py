@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sage_rlvr.evaluate.counts import LENGTH, counts_of
 from sage_rlvr.metrics import Interval
 from sage_rlvr.models import write_whole
 from sage_rlvr.study.against import MEAN, Standing, draw
@@ -47,7 +48,9 @@ def finish(out, run, rng, tasks):
     made = {}
     for task in tasks:
         words = ["".join(rng.choice(["1", "0"], 8, p=[r, 1 - r])) for r in [easy] * 12 + [hard] * 12]
-        made[task] = {f"p{i}": [word] for i, word in enumerate(words)}
+        made[task] = {
+            f"p{i}": [word.replace("00", "0t")] for i, word in enumerate(words)
+        }  # t: wrong as well, truncated
     make_run(out / run / "eval", made, solutions=True)
     (out / run / "train").mkdir()
     if variant != "base":
@@ -128,8 +131,11 @@ def test_a_page_says_what_the_study_says(tmp_path, script):
         for k, interval in row.pass_at.items():
             assert numbers(shown[f"pass@{k}"]) == pytest.approx(list(interval), abs=0.00051)
         assert numbers(shown["distinct right"]) == pytest.approx(list(row.solutions), abs=0.0051)
-        assert shown["tokens"] == f"{row.tokens:.0f}"
-        assert shown["truncated"] == f"{row.truncated:.1%}"
+        own = (f for f in folder.glob("*/eval") if (f.parent.name.rpartition("-s")[0] or "base") == row.variant)
+        runs = [counts_of(f).tasks["t"] for f in own]
+        assert len(runs) == row.seeds
+        assert shown["tokens"] == f"{np.mean([run.tokens.sum() / 24 / 8 for run in runs]):.0f}"
+        assert shown["truncated"] == f"{np.mean([(run.finish == LENGTH).mean() for run in runs]):.1%}"
         assert row.variant == "base" or numbers(shown["lost"]) + numbers(shown["gained"]) == [row.lost, row.gained]
     families = read_families(folder, "t")
     found = {f.family: f for f in frontiers(families, "grpo_k3")}
