@@ -183,11 +183,11 @@ class _Table:
     pass_at: np.ndarray
     majority_at: np.ndarray | None
 
-    def at(self, ks: Sequence[int], majority: bool) -> np.ndarray:
-        """(problems, K or 2·K): pass@k, then majority@k."""
+    def at(self, ks: Sequence[int]) -> np.ndarray:
+        """(problems, 2·K): pass@k, then majority@k where it is known."""
         columns = [self.ks.index(k) for k in ks]
-        tables = [self.pass_at, self.majority_at] if majority else [self.pass_at]
-        return np.column_stack([table[:, columns] for table in tables if table is not None])
+        known = [table for table in (self.pass_at, self.majority_at) if table is not None]
+        return np.column_stack([table[:, columns] for table in known])
 
 
 def _table(whole: TaskCounts, ks: Sequence[int] | None) -> _Table:
@@ -203,14 +203,12 @@ def _task_result(task: TaskCounts, whole: TaskCounts, table: _Table | None, leve
     own = table.ks
     distinct = {c: estimates.distinct_table(whole, c) for c in ("answer", "solution")}
     extra = {c: x for c, x in distinct.items() if x is not None}
-    voted = table.majority_at is not None
-    (band,), _ = bands([np.column_stack([table.at(own, voted), *extra.values()])], level, resamples)
+    at = table.at(own)
+    (band,), _ = bands([np.column_stack([at, *extra.values()])], level, resamples)
     found = _estimates(band)
     _add_seeds(found, estimates.seed_curves(whole, own))
-    out.pass_at, found = dict(zip(own, found)), found[len(own) :]
-    if voted:
-        out.majority_at, found = dict(zip(own, found)), found[len(own) :]
-    rest = dict(zip(extra, found))
+    out.pass_at, out.majority_at = dict(zip(own, found)), dict(zip(own, found[len(own) : at.shape[1]]))
+    rest = dict(zip(extra, found[at.shape[1] :]))
     out.distinct_answers, out.distinct_solutions = rest.get("answer"), rest.get("solution")
     out.mean_at_n, out.rates = _mean_at_n(whole, level, resamples), estimates.rates(whole)
     return out
@@ -225,8 +223,7 @@ def _mean_at_n(whole: TaskCounts, level: float, resamples: int) -> Estimate:
 
 def _average(use: dict[str, TaskCounts], tables: dict[str, _Table], level: float, resamples: int) -> Average:
     own = sorted(set.intersection(*(set(t.ks) for t in tables.values())))
-    voted = all(t.majority_at is not None for t in tables.values())
-    found = _estimates(bands([t.at(own, voted) for t in tables.values()], level, resamples)[1])
+    found = _estimates(bands([t.at(own) for t in tables.values()], level, resamples)[1])
     curves = [estimates.seed_curves(t, own) for t in use.values()]
     if len({tuple(t.seeds) for t in use.values()}) == 1 and all(c is not None for c in curves):
         _add_seeds(found, np.mean([c for c in curves if c is not None], axis=0))

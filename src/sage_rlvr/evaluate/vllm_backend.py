@@ -288,25 +288,17 @@ def _offered(box: Any, item: Any) -> bool:
 def _work(settings: EngineSettings, gpu: str, inbox: Any, outbox: Any) -> None:
     """In the worker: requests in, generations out, until told to end or the parent is gone."""
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA is first used in this process
-    parent = mp.parent_process()
+    end_with_parent()
     waiting: list[Request] = []
 
-    def see_parent() -> None:
-        if parent is not None and not parent.is_alive():
-            os._exit(1)  # killed: nobody is left to take the samples
-
     def hand(*item: Any) -> None:
-        while not _offered(outbox, item):
-            see_parent()
+        outbox.put(item)
 
     def pull(wait: bool) -> Request | None:
-        while not waiting:
+        if not waiting:
             try:
-                chunk = inbox.get(timeout=1.0) if wait else inbox.get_nowait()
+                chunk = inbox.get(block=wait)
             except queue.Empty:
-                see_parent()
-                if wait:
-                    continue
                 return None
             if chunk is None:
                 raise StopIteration
@@ -323,6 +315,17 @@ def _work(settings: EngineSettings, gpu: str, inbox: Any, outbox: Any) -> None:
     except Exception as e:
         traceback.print_exc()
         hand("error", RuntimeError(f"the engine on GPU {gpu} failed ({type(e).__name__}: {e})."))
+
+
+def end_with_parent() -> None:
+    """This process ends when the one that started it does, killed or not: nobody is left to take the samples."""
+
+    def wait(parent: Any) -> None:
+        parent.join()
+        os._exit(1)
+
+    if (parent := mp.parent_process()) is not None:  # None: the evaluation's own process, with the engine in it
+        threading.Thread(target=wait, args=(parent,), daemon=True).start()
 
 
 # ---- before anything starts --------------------------------------------------------------------------------------

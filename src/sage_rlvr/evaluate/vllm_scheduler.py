@@ -6,21 +6,18 @@ the engine's process, by the name ``SCHEDULER``; ``Engine.receive`` is the other
 started it: vLLM's own outlives an evaluation that was killed, and keeps its GPU.
 """
 
-import multiprocessing as mp
-import os
-import threading
 from typing import Any
 
 import numpy as np
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-from sage_rlvr.evaluate.vllm_backend import LOGPROBS
+from sage_rlvr.evaluate.vllm_backend import LOGPROBS, end_with_parent
 
 
 class BriefScheduler(AsyncScheduler):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        end_with_parent()
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         drawn, model_runner_output.logprobs = model_runner_output.logprobs, None
@@ -34,10 +31,3 @@ class BriefScheduler(AsyncScheduler):
                 # of an output's fields the one that carries a dict; the first speaks for all
                 client.outputs[0].kv_transfer_params = {LOGPROBS: steps.astype(np.float32).tobytes()}
         return sent
-
-
-def _end_with_parent() -> None:
-    parent = mp.parent_process()
-    if parent is not None:  # else the engine is in the evaluation's own process
-        parent.join()
-        os._exit(1)
