@@ -6,7 +6,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from sage_rlvr import UserError, bootstrap_interval, majority_at_k, mean_at_n, pass_at_k, support_metrics
+from sage_rlvr import UserError, bootstrap_interval, majority_at_k, mean_at_n, metrics, pass_at_k, support_metrics
 
 
 def test_pass_at_k_is_brute_force_over_all_subsets():
@@ -125,6 +125,17 @@ def test_an_interval_ends_where_the_values_do():
     assert 0.2 < high < 1
     assert bootstrap_interval(1 - solved, level=0.9).high == 1
     assert bootstrap_interval(solved, np.ones(10), level=0.9).low == -1
+
+
+def test_kept_draws_are_those_of_plain_resampling(monkeypatch):
+    x = np.random.default_rng(3).random(300)
+    rng = np.random.default_rng(7)
+    means = np.array([x[rng.integers(0, 300, 300)].mean() for _ in range(500)])
+    ends = x.mean() + (np.quantile(means, [0.025, 0.975]) - x.mean()) * np.sqrt(300 / 299)
+    monkeypatch.setattr(metrics, "KEPT", 500 * 300)
+    assert bootstrap_interval(x, resamples=500, seed=7)[1:] == pytest.approx(tuple(ends), abs=1e-12)
+    monkeypatch.setattr(metrics, "KEPT", 500 * 300 - 1)  # too many to keep: in blocks of 124
+    assert bootstrap_interval(x, resamples=500, seed=7)[1:] == pytest.approx(tuple(ends), abs=1e-12)
 
 
 def test_bootstrap_is_seeded_averages_seeds_and_refuses_nonsense():

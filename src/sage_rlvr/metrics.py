@@ -1,13 +1,16 @@
 """pass@k, majority, support and intervals: what is said about samples, on NumPy alone."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sage_rlvr.errors import UserError
+
+KEPT = 16_000_000  # problems × resamples whose draws are kept: 32 MB
 
 
 def pass_at_k(n: ArrayLike, c: ArrayLike, k: ArrayLike) -> Any:
@@ -128,7 +131,7 @@ def bootstrap_interval(
     mean = float(x.mean())
     if x.size == 1:
         return Interval(mean, float("nan"), float("nan"))
-    means = _resampled_means(x, resamples, np.random.default_rng(seed))
+    means = _resampled_means(x, resamples, seed)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     widen = np.sqrt(x.size / (x.size - 1))
     low, high = np.clip(mean + (np.array([low, high]) - mean) * widen, x.min(), x.max())
@@ -144,9 +147,22 @@ def _per_problem(field: str, values: ArrayLike) -> NDArray[np.float64]:
     return x.reshape(x.shape[0], -1).mean(1)
 
 
-def _resampled_means(x: NDArray[np.float64], resamples: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Means of resamples, a block at a time so that memory does not grow with problems × resamples."""
-    block = max(1, 4_000_000 // x.size)
-    return np.concatenate(
-        [x[rng.integers(0, x.size, (min(block, resamples - i), x.size))].mean(1) for i in range(0, resamples, block)]
-    )
+def _resampled_means(x: NDArray[np.float64], resamples: int, seed: int) -> NDArray[np.float64]:
+    """What is drawn depends on the number of problems, not on their values: kept, where it is small, for the next k or run."""
+    if resamples * x.size <= KEPT:
+        return _times_drawn(x.size, resamples, seed) @ x / x.size
+    return np.concatenate([x[drawn].mean(1) for drawn in _draws(x.size, resamples, seed)])
+
+
+@lru_cache(maxsize=4)
+def _times_drawn(n: int, resamples: int, seed: int) -> NDArray[np.uint16]:
+    """(resamples, n): how often each problem is in each resample."""
+    rows = [np.bincount(row, minlength=n) for drawn in _draws(n, resamples, seed) for row in drawn]
+    return np.array(rows, np.uint16)
+
+
+def _draws(n: int, resamples: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    """Resamples of n problems, a block at a time so that memory does not grow with their number."""
+    rng, block = np.random.default_rng(seed), max(1, KEPT // 4 // n)
+    for i in range(0, resamples, block):
+        yield rng.integers(0, n, (min(block, resamples - i), n))
