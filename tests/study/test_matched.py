@@ -87,8 +87,12 @@ def test_the_figure_has_every_family_and_says_what_it_shows(tmp_path):
     assert re.search(r"sage \+0\.1\d\d \[", made.description)
     assert "pass@256 against pass@1" in (tmp_path / "frontier.txt").read_text()
     first = made.files[0].read_bytes()
-    draw_frontier(tmp_path / "frontier", points, found, "grpo", 256, (0.05, 0.95))
-    assert made.files[0].read_bytes() == first
+    (tmp_path / "1.5b").mkdir()
+    alone = draw_frontier(tmp_path / "1.5b" / "alone.svg", points, found, "grpo", 256, (0.05, 0.95))
+    assert sorted(p.name for p in (tmp_path / "1.5b").iterdir()) == ["alone.svg", "alone.txt"], (
+        "asked for by its suffix"
+    )
+    assert alone.files[0].read_bytes() == first, "and the same numbers give the same file"
     text = made.files[0].read_text()
     assert len(re.findall(r'id="axes_', text)) == 2, "one panel for sage, one for the arm alone"
 

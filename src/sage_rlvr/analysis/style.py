@@ -9,12 +9,13 @@ from typing import Any
 INK = ("#11304d", "#c55a11", "#5f9e4a", "#8d6bb0", "#5c5c5c", "#d19a00", "#2a9d9d", "#a83250")
 DASH = ("-", "--", "-.", ":")
 MARK = ("o", "s", "^", "D", "v", "P", "X", "*")
+SUFFIXES = (".svg", ".png")
 PAPER = "#000000"  # the paper's own values: hollow black markers, never joined by a line
 
 
 @dataclass(frozen=True)
 class Figure:
-    files: list[Path]  # SVG and PNG
+    files: list[Path]  # SVG and PNG, or the one that was asked for
     description: str  # the alternative text
 
 
@@ -68,9 +69,10 @@ def legend(figure: Any, axes: Any) -> None:
 
 
 def save(figure: Any, path: str | Path, description: str) -> Figure:
-    """PATH.svg, PATH.png, and PATH.txt with the alternative text."""
-    stem = Path(path)
-    files = [stem.with_name(stem.name + suffix) for suffix in (".svg", ".png")]
+    """PATH.svg, PATH.png, and PATH.txt with the alternative text; of a PATH that ends in .svg or .png that one alone."""
+    path = Path(path)
+    stem = path.with_suffix("") if path.suffix in SUFFIXES else path
+    files = [path] if path.suffix in SUFFIXES else [stem.with_name(stem.name + suffix) for suffix in SUFFIXES]
     for file in files:
         figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
         figure.set_layout_engine("none")  # laid out once: both show the same, and it takes as long as the drawing
