@@ -58,7 +58,7 @@ class Page:
         self.text += [block.rstrip("\n") for block in blocks]
 
     def show(self, figure: Figure) -> None:
-        svg = figure.files[0]
+        (svg,) = figure.files
         self.beside[FIGURES / svg.name] = svg.read_bytes()
         self.add(f"![{figure.description}](../img/results/{svg.name})")
 
@@ -166,7 +166,7 @@ def frontier_part(page: Page, out: Path, task: str, whole: Study | None) -> None
         rules_part(page, whole, families, found, n)
     for r in references:
         drawn = [*points[r].values()], [*found[r].values()]
-        page.show(draw_frontier(f"{page.stem}-{task}-{r}", *drawn, r, n, base))
+        page.show(draw_frontier(f"{page.stem}-{task}-{r}.svg", *drawn, r, n, base))
 
 
 def rules_part(
@@ -258,7 +258,7 @@ def distance_part(page: Page, out: Path, task: str) -> None:
         )
     if arms:
         page.add("Each setting by itself.", markdown(["variant", "runs", "KL", *ks], [_excess(f) for f in arms]))
-    page.show(draw_distance(f"{page.stem}-{task}-distance", runs, references, found))
+    page.show(draw_distance(f"{page.stem}-{task}-distance.svg", runs, references, found))
 
 
 def _curve(f: Excess, references: list[str]) -> list[str]:
@@ -271,7 +271,7 @@ def _excess(f: Excess, *more: str) -> list[str]:
 
 
 def against_part(page: Page, study: Study, out: Path) -> None:
-    """All tasks in one table, as in the paper, and everything against plain GRPO; for studies that sweep nothing."""
+    """All tasks in one table, as in the paper, and everything against the base and plain GRPO; for studies that sweep nothing."""
     if len(study.evaluate["tasks"]) < 2 or any(study.family_of(v) != v for v in study.variants):
         return
     found = draw(out)
@@ -281,20 +281,22 @@ def against_part(page: Page, study: Study, out: Path) -> None:
         "Intervals over problems, drawn within their task, and seeds; those of a variant with one seed are over problems alone: "
         "they say nothing of training it again.",
     )
-    less = steady(found.less(PLAIN)) if PLAIN in found.seeds else []
-    if less:
+    guessed = [task for task in found.tasks if task in GUESSED]
+    for reference in [name for name in ("base", PLAIN) if name in found.seeds]:
+        less = steady(found.less(reference))
+        if not less:
+            continue
         page.add(
-            f"### Less {PLAIN}",
+            f"### Less {reference}",
             _wide(less, found, "+"),
             "\n".join(f"- {_said(x, found.n)}" for x in less if x.task == found.tasks[-1]),
         )
-    guessed = [task for task in found.tasks if task in GUESSED]
-    if less and guessed:
-        others = steady(found.without(*guessed).less(PLAIN))
-        page.add(
-            f"The mean without {', '.join(guessed)}, which guessing would solve in {found.n} samples:",
-            "\n".join(f"- {_said(x, found.n)}" for x in others if x.task == MEAN),
-        )
+        if guessed:
+            others = steady(found.without(*guessed).less(reference))
+            page.add(
+                f"The mean without {', '.join(guessed)}, which guessing would solve in {found.n} samples:",
+                "\n".join(f"- {_said(x, found.n)}" for x in others if x.task == MEAN),
+            )
 
 
 def _wide(rows: list[Standing], found: Drawn, sign: str = "") -> str:
@@ -354,7 +356,7 @@ def patterns_part(page: Page, runs: dict[str, dict[str, dict[str, Any]]]) -> Non
     )
     solved = {run: {task: t for task, t in by.items() if t.problems} for run, by in found.items()}
     if any(solved.values()):
-        page.show(patterns_figure(steady(solved), Path(f"{page.stem}-patterns")))
+        page.show(patterns_figure(steady(solved), Path(f"{page.stem}-patterns.svg")))
 
 
 def perplexity_part(page: Page, limit: int, runs: dict[str, dict[str, dict[str, list[float]]]]) -> None:
@@ -376,7 +378,7 @@ def perplexity_part(page: Page, limit: int, runs: dict[str, dict[str, dict[str, 
     pooled = {
         run: np.concatenate([np.array(x) for by in tasks.values() for x in by.values()]) for run, tasks in runs.items()
     }
-    page.show(perplexity_figure(pooled, thresholds(pooled.get("base")), Path(f"{page.stem}-perplexity")))
+    page.show(perplexity_figure(pooled, thresholds(pooled.get("base")), Path(f"{page.stem}-perplexity.svg")))
 
 
 def _heavier(own: dict[str, np.ndarray], base: dict[str, np.ndarray], q: float) -> Interval:
@@ -424,7 +426,7 @@ def training_part(page: Page, study: Study, curves: Curves) -> None:
     names = {name: title for name, title in DRAWN.items() if name in columns}
     swept = [own[(len(own) - 1) // 2] for own in families.values() if len(own) > 1]
     if names:
-        page.show(draw_curves(f"{page.stem}-training", {v: curves[v] for v in swept or curves}, names))
+        page.show(draw_curves(f"{page.stem}-training.svg", {v: curves[v] for v in swept or curves}, names))
 
 
 def steady(x: Any) -> Any:

@@ -175,7 +175,7 @@ def test_the_confirmation_is_told_as_its_page_has_it(tmp_path):
     at_both = [row for row in table(page, "| variant | pass@1 less reference's").values() if row[2] != "no"]
     assert at_both == []
     assert "Neither is better on both numbers at any β" in said
-    readme = (ROOT / "README.md").read_text(encoding="utf-8").split("Its confirmation (")[1].splitlines()[0]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").split("Its confirmation (")[1].split("The real model")[0]
     for text, least in ((said, 12), (readme, 4)):
         quoted = INTERVAL.findall(text)
         assert len(quoted) >= least
@@ -303,28 +303,66 @@ def test_the_real_models_rate_is_chosen_as_the_protocol_says_and_told_as_its_log
 
 def test_the_real_models_runs_are_told_as_their_page_has_them():
     page = ROOT.joinpath("docs", "results", "qwen1.5b.md").read_text(encoding="utf-8")
+    readme = ROOT.joinpath("README.md").read_text(encoding="utf-8")
 
     def row(part, start):
-        line = next(line for line in page.split(f"## {part}\n")[1].splitlines() if line.startswith(start))
-        return [re.sub(r"\b0\.", ".", cell.strip()) for cell in line.split("|")]
+        table = page.split(f"# {part}\n")[1].split("\n#")[0]
+        line = next(line for line in table.splitlines() if line.startswith(start))
+        return [re.sub(r"\b0\.", ".", cell.strip()).replace("-", "−") for cell in line.split("|")[1:-1]]
 
-    base, grpo = (row("All tasks", f"| {name}")[-3:-1] for name in ("base", "grpo"))
-    assert "the base: pass@1 {} and pass@64 {};".format(*base) in PAGE
-    assert "GRPO, seed 0: pass@1 {} and pass@64 {}.".format(*grpo) in PAGE
-    readme = ROOT.joinpath("README.md").read_text(encoding="utf-8")
+    with gzip.open(ROOT / "results" / "gpu" / "qwen1.5b" / RUNS_FILE, "rt") as f:
+        records = {record["name"]: record for record in list(map(json.loads, f))[1:]}
+    arms = {
+        "base": "base",
+        "GRPO": "grpo",
+        "Branch (k3)": "branch",
+        "Branch (exact)": "branch_exact",
+        "Tempered": "tempered",
+    }
+    said = {
+        first: others
+        for first, *others in rows_under("seed 0 | reward in training, first 40 and last 40 steps | pass@1")
+    }
+    assert list(said) == list(arms)
+    levels = {}
+    for title, arm in arms.items():
+        reward, *numbers = said[title]
+        log = [e["reward"] for e in records.get(f"{arm}-s0", {}).get("log", []) if "loss" in e]
+        assert len(log) == (0 if arm == "base" else 80)
+        assert reward == (", ".join(short(np.mean(half)) for half in (log[:40], log[40:])) if log else "–")
+        levels[arm] = row("All tasks", f"| {arm} ")[-2:]
+        less = ["–", "–"] if arm in ("base", "grpo") else row("Less grpo", f"| {arm} ")[-2:]
+        assert numbers == levels[arm] + less
+        if less[0] != "–":
+            assert f"{title.removesuffix(' (k3)')} {less[0]} and {less[1]}" in readme
+            assert not all(x[0] == "+" for x in less), "no arm lies above GRPO on both numbers"
+    assert "GRPO has {} in pass@1 and {} in pass@64".format(*row("Less base", "| grpo ")[-2:]) in PAGE
     problems = sum(
         int(re.search(rf"{task} (\d+) \(n = 64\)", page)[1]) for task in load_study("qwen1.5b").evaluate["tasks"]
     )
-    assert (
-        f"the base has pass@1 {base[0]} and pass@64 {base[1]} (mean of four tasks, {problems} problems, n = 64)"
-        in readme
-    )
-    assert f"GRPO (seed 0) {grpo[0]} and {grpo[1]}" in readme
-    hard = [row("math500-l5", f"| math500-l5 | {name} ") for name in ("base", "grpo")]
-    assert "truncated ({} of MATH-500 level 5's for the base, {} for GRPO)".format(*(r[-2] for r in hard)) in PAGE
-    assert "pass@1 there is {} for the base and {} for GRPO".format(*(r[4].partition(" ")[0] for r in hard)) in PAGE
+    assert "the base has pass@1 {} and pass@64 {}".format(*levels["base"]) in readme
+    assert f"(mean of four tasks, {problems} problems, n = 64), GRPO (seed 0) {' and '.join(levels['grpo'])}" in readme
+    assert f"{problems} problems with 64 samples each" in PAGE
+
+    hard = {arm: row("math500-l5", f"| math500-l5 | {arm} ") for arm in arms.values()}
+    cut = sorted((hard[arm][-1] for arm in ("branch", "branch_exact", "tempered")), key=lambda x: float(x[:-1]))
+    assert f"({hard['base'][-1]} of MATH-500 level 5's for the base, {hard['grpo'][-1]} for GRPO, " in PAGE
+    assert f"{cut[0]} to {cut[-1]} for the guides" in PAGE
+    assert "is {} for the base and {} for GRPO".format(*(hard[arm][3].split()[0] for arm in ("base", "grpo"))) in PAGE
+
+    sums = dict.fromkeys(("branch_exact", "branch", "tempered"), 0.0)  # of pass@1 and pass@64, means of the two tasks
+    for arm in sums:
+        for task in ("amc23", "math500-l5"):
+            right = np.array(
+                [64 - cell[0][0] for cell in records[f"{arm}-s0"]["counts"]["tasks"][task]["problems"].values()]
+            )
+            sums[arm] += ((right / 64).mean() + (right > 0).mean()) / 2
+    assert max(sums, key=sums.get) == "branch_exact"
+    assert load_study("qwen1.5b").seeds_of("branch_exact") == [0, 1, 2]
+    assert "add up to {}; Branch's to {}, Tempered's to {}".format(*map(short, sums.values())) in PAGE
     sessions = json.loads(ROOT.joinpath("results", "gpu", "qwen1.5b", "sessions.json").read_text())
-    assert f"in {sessions[2]['wall_s'] / 60:.1f} minutes of the card" in PAGE
+    for session in sessions[2:]:
+        assert f"in {session['wall_s'] / 60:.1f} minutes of the card" in PAGE
 
 
 def test_what_vllm_made_of_an_adapter_on_a_gpu_is_told_as_it_was_read_again():

@@ -47,6 +47,9 @@ def test_means_and_differences_by_hand(tmp_path):
     (less,) = (x for x in found.less("grpo") if x.task == MEAN)
     assert (less.variant, less.seeds) == ("branch", 1)
     assert (less.pass_1.mean, less.pass_n.mean) == pytest.approx(((0.125 - 4 / 48) / 2, (0.25 - 0.5) / 2))
+    by_hand = {("u", "grpo"): (1 / 3, 2 / 3, 1), ("u", "branch"): (1 / 4, 1 / 6, 2)}
+    over_base = {(x.task, x.variant): (x.pass_1.mean, x.pass_n.mean, x.seeds) for x in found.less("base")}
+    assert {place: pytest.approx(over_base[place]) for place in by_hand} == by_hand
     with pytest.raises(UserError, match="no run of tempered is finished; there are base, grpo, branch"):
         found.less("tempered")
 

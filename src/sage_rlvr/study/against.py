@@ -70,13 +70,14 @@ class Drawn:
         ]
 
     def less(self, reference: str) -> list[Standing]:
-        """Every trained variant less ``reference``."""
+        """Every trained variant less ``reference``; the base, which is not trained, has as many seeds as asked."""
         if reference not in self.seeds:
             raise UserError(f"no run of {reference} is finished; there are {', '.join(self.seeds)}.")
+        fewest = {v: n if reference == "base" else min(n, self.seeds[reference]) for v, n in self.seeds.items()}
         return [
-            self._row(t, v, min(n, self.seeds[reference]), *(by[t, v] - by[t, reference] for by in (self.plain, self.again)))
+            self._row(t, v, fewest[v], *(by[t, v] - by[t, reference] for by in (self.plain, self.again)))
             for t in self.tasks
-            for v, n in self.seeds.items()
+            for v in self.seeds
             if v not in ("base", reference)
         ]  # fmt: skip
 
