@@ -110,9 +110,10 @@ def test_a_stop_string_ends_a_completion_and_its_log_prob(engines, base):
 
 def test_a_run_that_stops_early_leaves_the_engine_usable(engines, base, monkeypatch):
     monkeypatch.setattr(vllm_backend, "HANDED", 3)
-    monkeypatch.setattr(vllm_backend, "IN_FLIGHT", 8)
     how = Sampling(temperature=1.0, min_p=0.0, max_tokens=16)
     backend = engines(False, how)
+    assert backend.engine.room > backend.engine.llm.llm_engine.vllm_config.scheduler_config.max_num_seqs
+    monkeypatch.setattr(backend.engine, "room", 8)
     backend.engine.peak = 0
     batches = backend.generate(iter(requests(base, 40)))
     next(batches)

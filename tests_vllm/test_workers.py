@@ -1,36 +1,59 @@
-"""Several engines, a process each, as on several GPUs: the samples of one, a sentence when one dies, none that stays behind."""
+"""Several engines, a process each, on several GPUs or sharing one: the samples of one, a sentence when one dies, none that stays
+behind."""
 
 import multiprocessing as mp
 import os
+import queue
 import signal
+import threading
+from dataclasses import replace
 
 import psutil
 import pytest
 
+from sage_rlvr.evaluate import vllm_backend
+from sage_rlvr.evaluate.backends import make_backend
 from sage_rlvr.evaluate.sampling import Sampling
 from sage_rlvr.evaluate.vllm_backend import EngineSettings, VllmBackend
+from sage_rlvr.models import load_tokenizer
 
 from .small import requests, run
 
 HOW = Sampling(temperature=1.0, min_p=0.0, max_tokens=12)
 
 
+EAGER = (("enforce_eager", True),)
+
+
 @pytest.fixture
 def settings(base):
-    more = (("kv_cache_memory_bytes", 2**27), ("enforce_eager", True))
+    more = (("kv_cache_memory_bytes", 2**27), *EAGER)
     return EngineSettings(model=base, how=HOW, eos=(1,), context=44, dtype="float32", more=more)
 
 
 @pytest.fixture
-def several(settings):
-    backend = VllmBackend(settings, ["0", "1"])
-    yield backend
-    backend.close()
+def closed():
+    """Backends put in here are closed, whatever happens."""
+    backends = []
+    yield backends
+    for backend in backends:
+        backend.close()
 
 
-def test_two_engines_give_the_samples_of_one(several, settings, base, monkeypatch):
+def test_two_engines_on_one_gpu_give_the_samples_of_one(settings, base, closed, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        vllm_backend,
+        "VllmBackend",
+        lambda own, gpus: made.append(own) or VllmBackend(replace(own, more=own.more + EAGER), gpus),
+    )
+    memory = {"gpu_memory_utilization": 0.8, "kv_cache_gib": 0.125, "engines_per_gpu": 2}
+    several = make_backend("vllm", base, None, load_tokenizer(base), HOW, 32, dtype="float32", **memory)
+    closed.append(several)
+    assert len(several.workers.processes) == 2
+    assert made[0].gpu_memory_utilization == 0.4
     one = VllmBackend(settings, ["0"])
-    monkeypatch.setattr("sage_rlvr.evaluate.vllm_backend.HANDED", 5)
+    monkeypatch.setattr(vllm_backend, "HANDED", 5)
     rows = requests(base, 40)
     got, wanted = run(several, rows), run(one, rows)
     assert set(got) == set(rows)
@@ -43,7 +66,9 @@ def test_two_engines_give_the_samples_of_one(several, settings, base, monkeypatc
     assert not own.is_alive(), "at the end of this process it would be waited for, for ever"
 
 
-def test_an_engine_that_is_killed_is_named_and_none_stays_behind(several, base):
+def test_an_engine_that_is_killed_is_named_and_none_stays_behind(settings, base, closed):
+    several = VllmBackend(settings, ["0", "1"])
+    closed.append(several)
     sampled = several.generate(iter(requests(base, 40_000)))
     next(sampled)
     workers = [psutil.Process(process.pid) for process in several.workers.processes]
@@ -55,3 +80,44 @@ def test_an_engine_that_is_killed_is_named_and_none_stays_behind(several, base):
             pass
     several.close()  # the other, in the middle of its work
     assert not psutil.wait_procs(engines, timeout=60)[1], "their GPUs would stay taken"
+
+
+def test_engines_that_share_a_gpu_start_in_turn_and_work_side_by_side(settings, monkeypatch):
+    """Each holds the GPU's turn while it starts, and not while it works."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # put back afterwards
+    turn, box, seen = threading.Lock(), queue.Queue(), []
+
+    class Watched:
+        def __init__(self, settings):
+            seen.append(turn.locked())
+
+        def run(self, pull):
+            seen.append(turn.locked())
+            yield ["a sample"]
+
+        def close(self):
+            seen.append("closed")
+
+    monkeypatch.setattr(vllm_backend, "Engine", Watched)
+    vllm_backend._work(settings, "0", turn, queue.Queue(), box)
+    assert seen == [True, False, "closed"]
+    assert [box.get_nowait() for _ in range(2)] == [("done", ["a sample"]), ("end", "0")]
+    given = []
+    monkeypatch.setattr(mp, "get_context", lambda kind: Recorded(given))
+    vllm_backend.Workers(settings, ["0", "0", "1"])
+    turns = [args[2] for args in given]
+    assert turns[0] is turns[1] is not turns[2], "one turn a GPU"
+
+
+class Recorded:
+    """multiprocessing's context, whose processes are only written down."""
+
+    def __init__(self, given):
+        self.given = given
+
+    Lock = staticmethod(threading.Lock)
+    Queue = staticmethod(queue.Queue)
+
+    def Process(self, target, args, name):
+        self.given.append(args)
+        return threading.Thread()

@@ -257,7 +257,7 @@ def test_arguments():
     for missing in ("model", "tasks", "out"):
         with pytest.raises(UserError, match=f"--{missing}"):
             EvalArguments(**({"model": "m", "tasks": "t", "out": "o"} | {missing: ""}))
-    for field, value in (("n", 0), ("batch_size", 0), ("batch_size", -3), ("dtype", "float99")):
+    for field, value in (("n", 0), ("batch_size", 0), ("batch_size", -3), ("engines_per_gpu", 0), ("dtype", "float99")):
         with pytest.raises(UserError, match=f"{field}="):
             EvalArguments(**{"model": "m", "tasks": "t", "out": "o", field: value})
 

@@ -120,11 +120,12 @@ def make_backend(
     gpu_memory_utilization: float = 0.9,
     trust_remote_code: bool = False,
     kv_cache_gib: float | None = None,
+    engines_per_gpu: int = 1,
 ) -> Backend:
     """Loads the model. ``dtype`` auto is the stored one, on CPU float32."""
     if kind == "vllm":
-        memory = (gpu_memory_utilization, kv_cache_gib)
-        return _vllm(base, adapter, tokenizer, how, longest, dtype, memory, trust_remote_code)
+        memory = (gpu_memory_utilization / engines_per_gpu, kv_cache_gib)
+        return _vllm(base, adapter, tokenizer, how, longest, dtype, memory, engines_per_gpu, trust_remote_code)
     import torch
 
     from sage_rlvr.evaluate.transformers_backend import TransformersBackend
@@ -144,6 +145,7 @@ def _vllm(
     longest: int,
     dtype: str,
     memory: tuple[float, float | None],
+    engines_per_gpu: int,
     trust_remote_code: bool,
 ) -> Backend:
     from peft import PeftConfig
@@ -172,4 +174,5 @@ def _vllm(
         trust_remote_code=trust_remote_code,
         more=(("kv_cache_memory_bytes", int(gib * 2**30)),) if gib else (),
     )
-    return VllmBackend(settings, visible_gpus() or ["cpu"])
+    gpus = visible_gpus() or ["cpu"]
+    return VllmBackend(settings, [gpu for gpu in gpus for _ in range(engines_per_gpu)])

@@ -83,6 +83,10 @@ class EvalArguments:
     dtype: str = _field("auto", "bfloat16, float16 or float32; auto: as stored, with transformers on CPU float32.")
     gpu_memory_utilization: float = _field(0.9, "vllm: share of each GPU's memory it may take.")
     kv_cache_gib: float | None = _field(None, "vllm: GiB of KV cache, for engines that start side by side on one GPU.")
+    engines_per_gpu: int = _field(
+        1,
+        "vllm: engines that share each GPU and its memory: one keeps a CPU core busier than a large GPU (docs/faq.md).",
+    )
     verifier_workers: int | None = _field(None, "Processes that judge answers (default: one a CPU, 16 at most).")
     verifier_timeout_s: float = _field(5.0, "Seconds an answer may take to be judged.")
     save_every_s: float = _field(
@@ -108,6 +112,8 @@ class EvalArguments:
             raise UserError(f"n={self.n} and seeds={self.seeds}: give at least one sample and one seed, none below 0.")
         if self.kv_cache_gib is not None and self.kv_cache_gib <= 0:
             raise UserError(f"kv_cache_gib={self.kv_cache_gib} must be above 0, or left unset.")
+        if self.engines_per_gpu < 1:
+            raise UserError(f"engines_per_gpu={self.engines_per_gpu} must be 1 or more.")
         if self.batch_size is not None and self.batch_size < 1:
             raise UserError(f"batch_size={self.batch_size} must be 1 or more, or left unset.")
         if self.dtype not in DTYPES:
@@ -150,7 +156,15 @@ def evaluate(args: EvalArguments, console: Console | None = None) -> Path:
             (console or Console()).print(f"{args.out} is complete: {total:,} samples are there.", highlight=False)
             _say_rest(store, asks, args, console)
             return Path(args.out)
-        engine = (args.batch_size, args.dtype, args.gpu_memory_utilization, args.trust_remote_code, args.kv_cache_gib)
+        names = (
+            "batch_size",
+            "dtype",
+            "gpu_memory_utilization",
+            "trust_remote_code",
+            "kv_cache_gib",
+            "engines_per_gpu",
+        )
+        engine = [getattr(args, name) for name in names]
         backend = make_backend(kind, base, adapter, tokenizer, how, longest, *engine)
         stack.callback(backend.close)
         golds = {(p.task, p.id): p.answer for problems, _ in kept.values() for p in problems}

@@ -1,7 +1,7 @@
 """Sampling with vLLM's offline engine: a seeded request a sample, as many in flight as the engine can use and no more.
 
-vLLM (0.25 on GPUs, its CPU build 0.29 in the tests) is imported when an engine starts. One GPU, or none: the engine is driven
-from here. Several: one process a GPU, which draw requests from one queue, so that none waits for another.
+vLLM (0.25 on GPUs, its CPU build 0.29 in the tests) is imported when an engine starts. One engine is driven from here. Several,
+on several GPUs or sharing one: a process each, which draw requests from one queue, so that none waits for another.
 """
 
 import multiprocessing as mp
@@ -21,7 +21,7 @@ import numpy as np
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.sampling import Generation, Request, Sampling
 
-IN_FLIGHT = 4096  # requests an engine holds: several times what it runs at once, so that it never starves
+IN_FLIGHT = 2  # requests an engine holds, of those it can run at once: it never starves, and leaves the others theirs
 HANDED = 256  # generations given back at a time
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # max_lora_rank that vLLM has kernels for
 ENDS = {"stop": "stop", "length": "length"}  # finish_reason → ours
@@ -68,6 +68,7 @@ class Engine:
             from vllm.lora.request import LoRARequest
 
             self.lora = LoRARequest("adapter", 1, settings.adapter)
+        self.room = IN_FLIGHT * self.llm.llm_engine.vllm_config.scheduler_config.max_num_seqs
         self.peak = 0  # most requests ever in flight
         self.numbers = count()  # names of requests, never used again: a stopped run's last tokens may still come
         self.flying: dict[str, Request] = {}
@@ -142,7 +143,7 @@ class Engine:
         done: list[Generation] = []
         try:
             while more or flying:
-                while more and len(flying) < IN_FLIGHT:
+                while more and len(flying) < self.room:
                     try:
                         request = pull(not flying)
                     except StopIteration:
@@ -191,7 +192,8 @@ def _number(request_id: str) -> str:
 
 
 class VllmBackend:
-    """Engines on every GPU that is visible. A sample depends on its own seed; batches are the engine's affair."""
+    """An engine for each of ``gpus``, which may name one several times. A sample depends on its own seed; batches are the
+    engine's affair."""
 
     batch_size: int | None = None
 
@@ -214,7 +216,7 @@ class VllmBackend:
             self.engine = None
 
 
-# ---- one process a GPU -------------------------------------------------------------------------------------------
+# ---- one process an engine ---------------------------------------------------------------------------------------
 
 
 class Workers:
@@ -224,8 +226,11 @@ class Workers:
         context = mp.get_context("spawn")
         self.inbox: Any = context.Queue(maxsize=2 * len(gpus))  # lists of HANDED requests; None ends a worker
         self.outbox: Any = context.Queue(maxsize=4 * len(gpus))
+        self.turns = {gpu: context.Lock() for gpu in gpus}  # held here: a semaphore goes with its last name
         self.processes = [
-            context.Process(target=_work, args=(settings, gpu, self.inbox, self.outbox), name=f"vllm-gpu{gpu}")
+            context.Process(
+                target=_work, args=(settings, gpu, self.turns[gpu], self.inbox, self.outbox), name=f"vllm-gpu{gpu}"
+            )
             for gpu in gpus
         ]  # not daemons: an engine has child processes of its own
         for process in self.processes:
@@ -285,8 +290,9 @@ def _offered(box: Any, item: Any) -> bool:
     return True
 
 
-def _work(settings: EngineSettings, gpu: str, inbox: Any, outbox: Any) -> None:
-    """In the worker: requests in, generations out, until told to end or the parent is gone."""
+def _work(settings: EngineSettings, gpu: str, turn: Any, inbox: Any, outbox: Any) -> None:
+    """In the worker: requests in, generations out, until told to end or the parent is gone. Engines that share a GPU start in
+    turn: vLLM takes what another allocates meanwhile for its own, and finds what it compiled."""
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA is first used in this process
     end_with_parent()
     waiting: list[Request] = []
@@ -306,7 +312,11 @@ def _work(settings: EngineSettings, gpu: str, inbox: Any, outbox: Any) -> None:
         return waiting.pop(0)
 
     try:
-        with closing(Engine(settings)) as engine:
+        import vllm  # noqa: F401  # all at once, and before its turn: it takes as long as a small engine's start
+
+        with turn:
+            engine = Engine(settings)
+        with closing(engine):
             for generations in engine.run(pull):
                 hand("done", generations)
         hand("end", gpu)

@@ -40,6 +40,9 @@ def gym_task(name: str) -> Task:
 class GymJudge:
     """Runs in the Verifier's killable workers: some of reasoning-gym's scorers hand the answer to SymPy."""
 
+    def __init__(self) -> None:
+        _generators()  # imported once, before the workers fork: in each, its two seconds would be the first answer's
+
     def parse_gold(self, gold: str) -> tuple[Any, dict[str, Any]] | None:
         """The entry, made again; None where the installed reasoning-gym no longer makes the same one."""
         address = json.loads(gold)

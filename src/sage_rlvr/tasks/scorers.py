@@ -137,7 +137,8 @@ def register_scorer(name: str) -> Callable[[Judge], Judge]:
 
 
 def make_scorer(task_name: str, verifier: Any = None, fallback: bool = False) -> Scorer:
-    """The scorer of a task. ``verifier`` lends a running Verifier to math tasks (and its own ``fallback`` then holds)."""
+    """The scorer of a task. ``verifier`` lends a running Verifier to math tasks (and its own ``fallback`` then holds), and its
+    limits to those of reasoning-gym."""
     name = get_task(task_name).scorer
     if name not in SCORERS:
         raise UserError(
@@ -149,7 +150,8 @@ def make_scorer(task_name: str, verifier: Any = None, fallback: bool = False) ->
     from sage_rlvr.verify import Verifier
 
     if name == "gym":
-        return Verifier(fallback=fallback, judge_path=gym.JUDGE, max_answer_chars=10_000)
+        limits = {} if verifier is None else {"workers": verifier.workers, "timeout_s": verifier.timeout_s}
+        return Verifier(fallback=fallback, judge_path=gym.JUDGE, max_answer_chars=10_000, **limits)
     return verifier if verifier is not None else Verifier(fallback=fallback)
 
 
