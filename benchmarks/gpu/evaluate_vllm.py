@@ -131,7 +131,7 @@ def _timed_eval(backend: VllmBackend, args: argparse.Namespace, out: Path) -> di
         def close(self) -> None:
             pass
 
-    real, run.make_backend = run.make_backend, lambda *_: Lent()  # type: ignore[assignment,return-value]
+    real, run.make_backend = run.make_backend, lambda *_, **__: Lent()  # type: ignore[assignment,return-value]
     try:
         run.evaluate(
             run.EvalArguments(

@@ -117,7 +117,7 @@ def test_told_to_end_it_writes_what_it_has_first(model, whole, tmp_path):
 
 
 def test_a_finished_run_loads_no_model(model, whole, monkeypatch):
-    monkeypatch.setattr(run_module, "make_backend", lambda *a: pytest.fail("nothing is missing"))
+    monkeypatch.setattr(run_module, "make_backend", lambda *_, **__: pytest.fail("nothing is missing"))
     evaluate(world.arguments(model, whole), QUIET)
 
 
@@ -133,8 +133,8 @@ def test_a_run_may_be_extended_and_keeps_what_it_has(model, whole, tmp_path):
 def test_the_backend_is_closed_whatever_happened(model, tmp_path, monkeypatch, fails):
     closed = []
 
-    def made(*args):
-        backend = make_backend(*args)
+    def made(*args, **more):
+        backend = make_backend(*args, **more)
         backend.close = lambda: closed.append(backend)
         if fails:
             backend._eager = _no_space

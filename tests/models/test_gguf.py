@@ -136,7 +136,7 @@ def _lfm2(path):
 
 def _qwen2(path):
     """This one and most others go through the gguf package."""
-    pytest.importorskip("gguf")
+    pytest.importorskip("gguf", reason="the extra gguf is not installed: pip install -e '.[gguf]'")
     model = tiny.model(hidden=32)
     model.resize_token_embeddings(len(TOKENS))
     return write_gguf(path, model, _metadata("qwen2", model.config))

@@ -72,6 +72,11 @@ class Browser:
     def find(self, selector: str) -> Any:
         return self.driver.find_element("css selector", selector)
 
+    def click(self, selector: str) -> None:
+        """In the middle of the window, where nothing that sticks to its edges lies above."""
+        self.js("document.querySelector(arguments[0]).scrollIntoView({behavior: 'instant', block: 'center'})", selector)
+        self.find(selector).click()
+
     def all(self, selector: str) -> list[Any]:
         return self.driver.find_elements("css selector", selector)
 

@@ -178,7 +178,7 @@ def test_the_page_loads_on_demand(server):
         b.wait("return document.querySelector('#explorer .note').textContent === '1–50 of 80'")
         b.js("[...document.querySelectorAll('.samples button')].find(x => x.textContent.includes('#3 ')).click()")
         b.wait("return document.querySelector('.cut button') !== null")
-        b.find(".cut button").click()
+        b.click(".cut button")
         b.wait(f"return document.querySelector('.text').textContent.length === {len(LONG)}")
         b.js(PROBLEM, "aime-000")
         b.wait("return document.querySelectorAll('.tokens span').length > 5")

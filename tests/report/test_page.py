@@ -131,7 +131,7 @@ def test_runs_that_are_not_whole_are_named(opened):
 def test_table_sorts_and_shows_paired_differences(opened):
     b = opened
     column = "return [...document.querySelectorAll('#results tbody tr')].map(r => r.children[1].firstChild.textContent)"
-    b.find("#results .sort").click()
+    b.click("#results .sort")
     values = [float(x) for x in b.js(column)]
     assert values == sorted(values, reverse=True)
     assert b.js("return document.activeElement.className") == "sort"
@@ -151,7 +151,7 @@ def test_curves_draw_follow_the_keys_and_have_tables(opened):
     assert b.text("#curves .legend .where") == "at k = 1"
     plot.send_keys("\ue014")  # →
     assert b.text("#curves .legend .where") == "at k = 2"
-    b.find("#curves details summary").click()
+    b.click("#curves details summary")
     b.wait("return document.querySelectorAll('#curves details tbody tr').length === 4")  # k = 1, 2, 4, 8
     b.js("document.querySelectorAll('#curves .check input')[1].click()")
     assert b.js("return document.querySelector('#curves figure').hidden")
@@ -160,7 +160,7 @@ def test_curves_draw_follow_the_keys_and_have_tables(opened):
 def test_switching_a_run_off_takes_it_out_of_charts(opened):
     b = opened
     b.show("curves")
-    b.find("#runs-button").click()
+    b.click("#runs-button")
     b.js("[...document.querySelectorAll('#runs-panel label')].find(l => l.textContent === 'grpo/eval').click()")
     assert "grpo/eval" not in b.js(
         "return [...document.querySelectorAll('#curves .legend bdi')].map(x => x.textContent)"
@@ -247,7 +247,7 @@ def test_tokens_are_shaded_read_and_stepped_through(opened):
         seen.append(b.js(shades))
     assert len(set(seen)) == 4
     assert "checkpoint-100 (4 of 4)" in b.text(".stepper output")
-    b.find("[aria-label='Earlier checkpoint']").click()
+    b.click("[aria-label='Earlier checkpoint']")
     assert "checkpoint-60 (3 of 4)" in b.text(".stepper output")  # in the order of training, not of the file
     assert b.js(shades) != seen[3]
     b.find(".stepper input").send_keys("\ue012")  # ←
@@ -302,10 +302,10 @@ def test_contrast_and_width(browser, page, width, dark):
 def test_colours_can_be_chosen(opened):
     b = opened
     ground = "return getComputedStyle(document.body).backgroundColor"
-    b.find("#theme-button").click()  # light
-    b.find("#theme-button").click()  # dark
+    b.click("#theme-button")  # light
+    b.click("#theme-button")  # dark
     assert b.js(ground) == "rgb(20, 23, 27)"
-    b.find("#theme-button").click()  # as the system
+    b.click("#theme-button")  # as the system
     assert b.js(ground) == "rgb(246, 247, 249)"
 
 

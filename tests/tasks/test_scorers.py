@@ -154,7 +154,8 @@ def test_gym_tasks(verifier):
         assert scorer.score([right[0], right[0]], [stale, "not JSON"]) == [None, None]
     with make_scorer("gym:countdown") as scorer:
         assert scorer.timeout_s == 5
-        assert scorer.score(["<SOLUTION>9**9**9**9</SOLUTION>"], golds[:1]) == [0.0]  # its scorer runs SymPy
+        hostile = "<SOLUTION>9**9**9**9</SOLUTION>"  # its scorer runs SymPy
+        assert scorer.score([hostile, right[0]], golds[:1] * 2) == [0.0, 1.0]
     with pytest.raises(UserError, match="basic_arithmetic"):
         get_task("gym:basic_arithmetics")
 

@@ -36,7 +36,7 @@ def math_verify_says(gold, answer):
 
 
 def ours(pairs):
-    with Verifier(workers=2, timeout_s=30) as verifier:
+    with Verifier(workers=2, timeout_s=120) as verifier:
         return verifier.judge([f"<SOLUTION>{answer}</SOLUTION>" for _, answer in pairs], [gold for gold, _ in pairs])
 
 
@@ -225,5 +225,5 @@ def test_known_verdicts(gold, answer, score, verifier):
 
 @pytest.fixture(scope="module")
 def verifier():
-    with Verifier(workers=1, timeout_s=30) as v:
+    with Verifier(workers=1, timeout_s=120) as v:
         yield v

@@ -82,7 +82,9 @@ class EvalArguments:
     batch_size: int | None = _field(None, "transformers: rows drawn together (default: 64, on a GPU 128).")
     dtype: str = _field("auto", "bfloat16, float16 or float32; auto: as stored, with transformers on CPU float32.")
     gpu_memory_utilization: float = _field(0.9, "vllm: share of each GPU's memory it may take.")
-    kv_cache_gib: float | None = _field(None, "vllm: GiB of KV cache, for engines that start side by side on one GPU.")
+    kv_cache_gib: float | None = _field(
+        None, "vllm: GiB of an engine's KV cache, for some that start side by side on one GPU."
+    )
     engines_per_gpu: int = _field(
         1,
         "vllm: engines that share each GPU and its memory: one keeps a CPU core busier than a large GPU (docs/faq.md).",
@@ -164,8 +166,8 @@ def evaluate(args: EvalArguments, console: Console | None = None) -> Path:
             "kv_cache_gib",
             "engines_per_gpu",
         )
-        engine = [getattr(args, name) for name in names]
-        backend = make_backend(kind, base, adapter, tokenizer, how, longest, *engine)
+        engine = {name: getattr(args, name) for name in names}
+        backend = make_backend(kind, base, adapter, tokenizer, how, longest, **engine)
         stack.callback(backend.close)
         golds = {(p.task, p.id): p.answer for problems, _ in kept.values() for p in problems}
         requests = missing(asks, args.seeds, args.n, have, backend.batch_size)
