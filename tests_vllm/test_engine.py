@@ -1,11 +1,13 @@
 """The engine that evaluates, against transformers: tokens, log-probs, adapters, seeds, stop strings, a run that ends early."""
 
+import shutil
 from copy import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from vllm.config import CompilationConfig
 from vllm.v1.engine.core_client import SyncMPClient
 
@@ -78,6 +80,24 @@ def test_samples_of_an_adapter(engines, base, adapter):
     long, again = ({tuple(g.token_ids) for g in run.values() if len(g.token_ids) > 9} for run in (got, others))
     assert len(long) > 9
     assert not long & again
+
+
+def test_log_probs_that_are_not_numbers_come_back_as_such(base, adapter, tmp_path):
+    """Whoever stores samples then sees that something is broken: its tokens alone would only look wrong. An engine of its
+    own, for what is not a number stays in an engine's cache."""
+    broken = shutil.copytree(adapter, tmp_path / "broken")
+    weights = load_file(broken / "adapter_model.safetensors")
+    save_file(
+        {name: torch.full_like(w, torch.nan) for name, w in weights.items()}, broken / "adapter_model.safetensors"
+    )
+    how = Sampling(max_tokens=8)
+    backend = make_backend(
+        "vllm", base, str(broken), load_tokenizer(base), how, 32, dtype="float32", kv_cache_gib=CACHE_GIB
+    )
+    try:
+        assert all(np.isnan(g.logprob) for g in run(backend, requests(base, 4)).values())
+    finally:
+        backend.close()
 
 
 def test_draws_follow_the_models_distribution(engines, base):

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -375,6 +376,27 @@ def test_what_was_sampled_before_a_failure_stays(tmp_path, any_task):
     with pytest.raises(RuntimeError, match="the engine died"), SampleStore(tmp_path / "x") as store:
         scribe(store, backend, SlowJudges()).write(backend.generate())
     assert len(table(tmp_path / "x")) == 120
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_a_model_whose_weights_are_not_numbers_is_named_and_nothing_stored(model, tmp_path, greedy):
+    broken = shutil.copytree(model, tmp_path / "m")
+    spoilt = tiny.model(spread=0.5)
+    spoilt.model.norm.weight.data.fill_(float("nan"))
+    spoilt.save_pretrained(broken)
+    with pytest.raises(UserError, match=r"log-probs that are not numbers, so its weights or its engine are broken"):
+        evaluate(world.arguments(broken, tmp_path / "x", temperature=0.0 if greedy else 1.0), QUIET)
+    assert not list(tmp_path.joinpath("x", "samples").glob("*"))
+
+
+def test_an_engine_that_breaks_on_the_way_stops_there(tmp_path, any_task):
+    def breaks():
+        for i, batch in enumerate(Endless(100).generate()):
+            yield [replace(g, logprob=float("nan")) if (i, g.request.index) == (7, 2) else g for g in batch]
+
+    with pytest.raises(UserError, match="m gives tokens of t/p7 log-probs"), SampleStore(tmp_path / "x") as store:
+        scribe(store, Endless(0), SlowJudges()).write(breaks())
+    assert set(table(tmp_path / "x").problem) == {f"p{i}" for i in range(7)}  # not the batch's other three either
 
 
 def test_a_full_disk_stops_sampling_with_a_sentence(tmp_path, any_task, monkeypatch):

@@ -6,6 +6,7 @@ them out. Killed at any moment, the same command goes on; on CPU in float32 it e
 
 import json
 import logging
+import math
 import queue
 import signal
 import sys
@@ -391,6 +392,13 @@ class Scribe:
             self.failure = e
 
     def _store(self, batch: list[Generation]) -> None:
+        broken = next((g.request for g in batch if g.logprob is not None and math.isnan(g.logprob)), None)
+        if broken:
+            raise UserError(
+                f"{self.model} gives tokens of {broken.task}/{broken.problem} log-probs that are not numbers, so its weights or "
+                f"its engine are broken: check the weights and begin again in another --out, for samples drawn just before may "
+                f"be nonsense too (docs/faq.md)."
+            )
         for task in dict.fromkeys(g.request.task for g in batch):
             part = [g for g in batch if g.request.task == task]
             golds = [self.golds[task, g.request.problem] for g in part]
