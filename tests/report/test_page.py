@@ -54,6 +54,19 @@ OUTLINE = """
 const now = document.activeElement, seen = getComputedStyle(now.matches('[type=radio]') ? now.nextSibling : now);
 return seen.outlineStyle + seen.outlineWidth;
 """
+HIDDEN = """
+const panel = document.querySelector('.numbers'), found = [];
+for (const x of document.querySelectorAll('#explorer button, #explorer input, #explorer select, #explorer [tabindex="0"]')) {
+  document.activeElement.blur();
+  window.scrollTo({ top: arguments[0], behavior: 'instant' });
+  x.focus();
+  const own = x.getBoundingClientRect(), over = panel.getBoundingClientRect();
+  const tall = own.height > innerHeight - over.height;
+  if (document.activeElement === x && !panel.contains(x) && !x.contains(panel) && !tall && own.bottom > over.top + 1
+      && own.top < over.bottom && own.right > over.left && own.left < over.right && own.height) found.push(x.outerHTML.slice(0, 80));
+}
+return found;
+"""
 CONTRAST = """
 const linear = (x) => (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
 const light = (c) => 0.2126 * linear(c[0] / 255) + 0.7152 * linear(c[1] / 255) + 0.0722 * linear(c[2] / 255);
@@ -280,6 +293,16 @@ def test_every_control_is_reached_by_tab_with_a_name_and_a_visible_focus(opened)
     for _ in range(12):
         b.driver.switch_to.active_element.send_keys("\ue004")  # Tab
         assert b.js(OUTLINE).startswith("solid")
+
+
+@pytest.mark.parametrize("height", [500, 900])
+def test_what_has_the_focus_is_never_under_the_panel_of_numbers(browser, page, height):
+    browser.size(1440, height)
+    browser.open(page)
+    traced(browser)
+    for at in range(0, browser.js("return document.body.scrollHeight"), height // 3):
+        hidden = browser.js(HIDDEN, at)
+        assert not hidden, f"from {at} pixels down: {hidden}"
 
 
 @pytest.mark.parametrize("dark", [False, True])
