@@ -61,9 +61,9 @@ for (const x of document.querySelectorAll('#explorer button, #explorer input, #e
   window.scrollTo({ top: arguments[0], behavior: 'instant' });
   x.focus();
   const own = x.getBoundingClientRect(), over = panel.getBoundingClientRect();
-  const tall = own.height > innerHeight - over.height;
-  if (document.activeElement === x && !panel.contains(x) && !x.contains(panel) && !tall && own.bottom > over.top + 1
-      && own.top < over.bottom && own.right > over.left && own.left < over.right && own.height) found.push(x.outerHTML.slice(0, 80));
+  const beside = own.bottom <= over.top + 1 || own.top >= over.bottom || own.right <= over.left || own.left >= over.right;
+  const apart = document.activeElement === x && own.height && !panel.contains(x) && !x.contains(panel);
+  if (apart && !beside && own.height <= innerHeight - over.height) found.push(x.outerHTML.slice(0, 80));
 }
 return found;
 """
