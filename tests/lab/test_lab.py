@@ -8,7 +8,7 @@ import torch
 from sage_rlvr import anchor_penalty, cli
 from sage_rlvr.lab import budget, figures, page, solutions, theory
 from sage_rlvr.lab.descent import Arm, expected_gradient, train
-from sage_rlvr.lab.world import random_world
+from sage_rlvr.lab.world import World, random_world
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +98,21 @@ def test_checks_can_fail(monkeypatch):
     assert not theory.entropy_bonus(world).holds
     monkeypatch.setattr(theory, "never_sampled", lambda: budget.Budget(torch.ones(4), torch.ones(4), True))
     assert not theory.theorem_4_2().holds
+
+
+def test_a_laxer_separation_condition_has_exceptions(monkeypatch):
+    honest = solutions.separates
+    monkeypatch.setattr(solutions, "separates", lambda w, b, q, fkl, lam: honest(w, b, q, fkl, 1.05 * lam))
+    assert not theory.separation().holds
+
+
+def test_noise_whose_mean_is_not_one_is_seen_and_a_gradient_that_is_not_linear_too(monkeypatch):
+    world, honest = random_world(0), World.log_q
+    monkeypatch.setattr(World, "log_q", lambda *args: honest(*args) + 0.01)  # 1% more
+    assert not theory.random_is_noise(world).holds
+    monkeypatch.undo()
+    monkeypatch.setattr(theory, "expected_gradient", lambda w, logits, arms, beta: arms[0].log_q.square()[None])
+    assert not theory.random_is_noise(world, draws=100).holds
 
 
 def test_closed_forms_are_stationary_points_of_their_objectives():
