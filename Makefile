@@ -13,27 +13,28 @@ CODE := src tests tests_verl tests_vllm benchmarks examples
 
 .PHONY: test test-verl test-vllm demo docs results lint format clean browser
 
-# The stamp is touched only after a whole install, so an interrupted one is simply done again.
+# The stamp is touched only after a whole install, so an interrupted one is simply done again. Modules are compiled as they are
+# imported: of some 56,000 in the three environments most never are.
 $(STAMP): pyproject.toml constraints/cpu.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints/cpu.txt torch
-	$(BIN)/pip install -q -c constraints/cpu.txt -e '.[dev]'
+	$(BIN)/pip install -q --no-compile -c constraints/cpu.txt torch
+	$(BIN)/pip install -q --no-compile -c constraints/cpu.txt -e '.[dev]'
 	touch $@
 
 # verl pins another transformers: it has an environment of its own, and our plug-in lives in it without our dependencies.
 $(VERL_STAMP): pyproject.toml constraints/verl.txt
 	$(PYTHON) -m venv $(VERL_VENV)
-	$(VERL_VENV)/bin/pip install -q -c constraints/verl.txt torch
-	$(VERL_VENV)/bin/pip install -q -c constraints/verl.txt verl==0.9.1 TransferQueue cachetools uvicorn fastapi pytest
-	$(VERL_VENV)/bin/pip install -q --no-deps -e .
+	$(VERL_VENV)/bin/pip install -q --no-compile -c constraints/verl.txt torch
+	$(VERL_VENV)/bin/pip install -q --no-compile -c constraints/verl.txt verl==0.9.1 TransferQueue cachetools uvicorn fastapi pytest
+	$(VERL_VENV)/bin/pip install -q --no-compile --no-deps -e .
 	touch $@
 
 # vLLM's CPU build, the real engine on any Linux: it too has an environment of its own.
 $(VLLM_STAMP): pyproject.toml constraints/vllm.txt
 	$(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/pip install -q -c constraints/vllm.txt torch
-	$(VLLM_VENV)/bin/pip install -q --no-deps -r constraints/vllm.txt
-	$(VLLM_VENV)/bin/pip install -q --no-deps -e .
+	$(VLLM_VENV)/bin/pip install -q --no-compile -c constraints/vllm.txt torch
+	$(VLLM_VENV)/bin/pip install -q --no-compile --no-deps -r constraints/vllm.txt
+	$(VLLM_VENV)/bin/pip install -q --no-compile --no-deps -e .
 	touch $@
 
 demo: $(STAMP)
