@@ -116,7 +116,7 @@ def test_a_module_of_the_users_is_loaded_before_the_verb(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     script = Path(sys.executable).with_name("sage-rlvr")
     command = [str(script), "--import", "mine", "tasks", "show", "doubles", "2", "--format", "plain"]
-    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=1200)
     assert shown.returncode == 0, shown.stderr
     assert "What is 2 x 1?" in shown.stdout
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 def python(code, executable=sys.executable, **more):
     done = subprocess.run(
-        [str(executable), "-c", code], capture_output=True, text=True, timeout=300, check=False, **more
+        [str(executable), "-c", code], capture_output=True, text=True, timeout=1200, check=False, **more
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -68,12 +68,12 @@ def installed(tmp_path_factory):
     """The built wheel in an empty venv, nothing else in it."""
     place = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "build", "--wheel", "--outdir", str(place), str(ROOT)]
-    done = subprocess.run(build, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(build, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr
     (wheel,) = place.glob("*.whl")
     venv.create(place / "venv", with_pip=True)
     interpreter = place / "venv" / ("Scripts" if os.name == "nt" else "bin") / "python"
-    subprocess.run([interpreter, "-m", "pip", "install", "-q", "--no-deps", str(wheel)], check=True, timeout=300)
+    subprocess.run([interpreter, "-m", "pip", "install", "-q", "--no-deps", str(wheel)], check=True, timeout=1200)
     return interpreter
 
 

@@ -9,7 +9,7 @@ NAMES = "from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY as T; pri
 
 def python(code, **env):
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | env, timeout=120
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | env, timeout=1200
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout, done.stderr

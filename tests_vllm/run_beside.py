@@ -15,7 +15,7 @@ def main(base, out, meeting, name):
     def together(**arguments):
         """TRL has chosen the port by now."""
         Path(meeting, name).touch()
-        end = time.monotonic() + 120
+        end = time.monotonic() + 1200
         while len(list(Path(meeting).iterdir())) < 2 and time.monotonic() < end:
             time.sleep(0.05)
         return vllm.LLM(**arguments, enforce_eager=True, dtype="float32")

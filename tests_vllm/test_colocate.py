@@ -97,6 +97,6 @@ def test_two_runs_that_start_together(base, tmp_path):
         for name in ("one", "other")
     ]  # fmt: skip
     for run in runs:
-        said, failed = run.communicate(timeout=300)
+        said, failed = run.communicate(timeout=1200)
         assert run.returncode == 0, failed[-3000:]
         assert float(said.splitlines()[-1]) < 1e-3

@@ -59,7 +59,7 @@ def measured(place):
         started[name] = subprocess.Popen(command, cwd=place, env=env, **pipes)
     peaks = {}
     for name, process in started.items():
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=1200)
         assert process.returncode == 0, err[-2000:]
         peaks[name] = int(out.split("peak ")[-1].split()[0])
     return peaks

@@ -191,7 +191,7 @@ def test_code_is_run_when_asked(with_code, base, tmp_path):
     run = f"from sage_rlvr.models import load_model; load_model({str(base)!r}, trust_remote_code=True)"
     env = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     (base / "custom_generate" / "generate.py").unlink()
-    subprocess.run([sys.executable, "-c", run], env=env, check=True, capture_output=True, timeout=120)
+    subprocess.run([sys.executable, "-c", run], env=env, check=True, capture_output=True, timeout=1200)
     assert marker.exists()
 
 

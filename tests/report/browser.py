@@ -43,7 +43,7 @@ class Browser:
         options.binary_location = shutil.which("chromium") or ""
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         self.driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
-        self.driver.set_script_timeout(30)
+        self.driver.set_script_timeout(120)
 
     def close(self) -> None:
         self.driver.quit()
@@ -64,7 +64,7 @@ class Browser:
     def js(self, script: str, *args: Any) -> Any:
         return self.driver.execute_script(script, *args)
 
-    def wait(self, script: str, seconds: float = 10) -> Any:
+    def wait(self, script: str, seconds: float = 60) -> Any:
         from selenium.webdriver.support.ui import WebDriverWait
 
         return WebDriverWait(self.driver, seconds, 0.05).until(lambda d: d.execute_script(script), message=script)

@@ -57,7 +57,7 @@ def test_one_run_a_gpu_whatever_the_memory(monkeypatch):
 # ---- Ctrl-C --------------------------------------------------------------------------------------------------------
 
 STEPS = 60  # many more than have passed when it is interrupted
-GUARD_S = 300  # against hanging alone
+GUARD_S = 1200  # against hanging alone
 
 
 def processes_of(mark):

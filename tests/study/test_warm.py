@@ -79,11 +79,11 @@ def test_a_run_that_fails_or_is_stopped_says_so_alone(study, tmp_path, warm):
     open_folder(load_study(study), out)  # no base: every run fails
     (out / "grpo-s0").mkdir()
     run = warm.fork(out, "grpo-s0", out / "grpo-s0" / "job.log", {})
-    assert run.wait(60) == 1
+    assert run.wait(600) == 1
     assert "start.json" in (out / "grpo-s0" / "job.log").read_text()
     assert status_of(out, "grpo-s0")["state"] == "failed"
     run = warm.fork(out, "grpo-s0", out / "grpo-s0" / "job.log", {MODULES: "no_such_module"})
-    assert run.wait(60) == 1
+    assert run.wait(600) == 1
     assert "--import no_such_module" in (out / "grpo-s0" / "job.log").read_text()  # each has an environment of its own
     assert os.getpgid(warm.process.pid) != os.getpgid(0)  # a terminal's Ctrl-C reaches the study alone
     with pytest.raises(subprocess.TimeoutExpired):

@@ -24,7 +24,7 @@ def launch(processes, folder, cases, env=None, **job):
     command += ["-m", "tests.train.run_pair", json.dumps(job)]
     quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     env = os.environ | quiet | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"} | (env or {})
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     saved = torch.load(save, weights_only=True)
     assert {case["world"] for case in saved.values()} == {processes}

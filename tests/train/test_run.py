@@ -241,7 +241,7 @@ def test_the_example_runs(tmp_path):
     assert code.count("← was:") == 2
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / "grpo_to_sage.py"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=1200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "step 20/20" in done.stdout

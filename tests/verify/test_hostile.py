@@ -187,7 +187,7 @@ print(v._pool._template._process.pid)
         [sys.executable, "-W", "error", "-c", script],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=1200,
         env=environment(),
         cwd=tmp_path,
     )
