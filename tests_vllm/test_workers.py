@@ -5,8 +5,8 @@ import multiprocessing as mp
 import os
 import queue
 import signal
-import time
 import threading
+import time
 from dataclasses import replace
 
 import psutil
