@@ -4,7 +4,9 @@ import ast
 import itertools
 import json
 import random
+import signal
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -128,6 +130,44 @@ def test_everyone_at_once():
     for text in texts:
         assert read_assignment(text, NAMES) == everyone, text
     assert read_assignment("All of Amelia, Penelope and Evelyn are knaves", NAMES) == dict.fromkeys(NAMES, False)
+
+
+@pytest.mark.parametrize("aside", ["Neither is lying.", "None was", "No one was there.", "Nobody really is what he seems."])
+def test_neither_need_not_be_a_knight_or_a_knave(aside):
+    """The reader stood still at these: "neither is" promises a role that does not come."""
+    said = "Amelia and Penelope are knights, Evelyn is a knave."
+    with _ends():
+        assert read_assignment(f"{said} {aside}", NAMES) == TRUTH
+        assert read_assignment(aside, NAMES) is None
+
+
+def test_every_text_of_up_to_four_signs_is_read_to_its_end():
+    """One word or mark for each sign the reader knows, in every order."""
+    words = ["knight", "knaves", "not", "neither", "or", "and", "is", "are", "all", "others", "only", "says", "Evelyn"]
+    words += ["seems", ",", ".", "\n", ":"]
+    read = 0
+    with _ends():
+        for n in range(1, 5):
+            for text in itertools.product(words, repeat=n):
+                read_assignment(" ".join(text), NAMES)
+                read += 1
+    assert read == sum(len(words) ** n for n in range(1, 5))
+
+
+@contextmanager
+def _ends():
+    """A generous guard against hanging: a reader that stands still would take the whole suite along."""
+
+    def stood_still(number, frame):
+        raise AssertionError("the reader stands still")
+
+    before = signal.signal(signal.SIGALRM, stood_still)
+    signal.alarm(1200)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_one_letter_names_are_not_articles():
