@@ -336,6 +336,32 @@ def test_what_is_judged_is_written_in_time_while_a_batch_takes_long(tmp_path, an
         scribe(store, Endless(0), SlowJudges()).write(slow())
 
 
+@pytest.mark.parametrize("batches", [1, 20])  # sampling is over; sampling waits
+def test_a_scorer_that_stands_still_is_named_once(tmp_path, any_task, monkeypatch, batches):
+    """It stands still until it was named, and then goes on."""
+    monkeypatch.setattr(run_module, "STILL_S", 0.0)
+    said, named = [], threading.Event()
+
+    class Still(SlowJudges):
+        def judge(self, task, texts, golds):
+            assert self.judged or named.wait(1200), "nobody was told"
+            return super().judge(task, texts, golds)
+
+    def say(text):
+        said.append(text)
+        monkeypatch.setattr(run_module, "STILL_S", 1e9)
+        named.set()
+
+    backend = Endless(batches)
+    with SampleStore(tmp_path / "x") as store:
+        writer = scribe(store, backend, Still())
+        writer.line.say = say
+        writer.write(backend.generate())
+    assert len(said) == 1
+    assert "(p0)" in said[0]
+    assert len(table(tmp_path / "x")) == 4 * batches
+
+
 class Verdicts:
     """Judges that answer with the reasons given, call by call."""
 

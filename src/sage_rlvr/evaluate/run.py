@@ -44,6 +44,7 @@ from sage_rlvr.verify import Verdict, Verifier, extract_answer
 from sage_rlvr.verify.extract import CLOSE, OPEN
 
 QUEUE = 4  # batches of generations that may wait to be judged
+STILL_S = 120.0  # a batch judged for longer is named: a scorer that stands still looks like an engine that is silent
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 # verdicts on a gold that may be the machine's fault
 UNSURE = ("timeout", "gold timeout", "worker died", "gold killed the worker")
@@ -351,6 +352,8 @@ class Scribe:
         self.store, self.judges, self.golds, self.run, self.model, self.line = store, judges, golds, run, model, line
         self.waiting: queue.Queue[list[Generation] | None] = queue.Queue(maxsize=QUEUE)
         self.failure: BaseException | None = None
+        self.judging: tuple[float, str, list[str]] | None = None  # since when, which task, which problems
+        self.named: tuple[float, str, list[str]] | None = None  # the last of these that took long
         self.peak = 0  # most batches that were ever waiting or being judged
 
     def write(self, batches: Iterator[list[Generation]]) -> None:
@@ -363,7 +366,9 @@ class Scribe:
                     break
         finally:  # also where sampling failed: what it gave before is judged and kept
             self._put(None)
-            thread.join()
+            while thread.is_alive():
+                thread.join(0.5)
+                self._notice()
         if self.failure:
             raise self.failure
 
@@ -372,9 +377,20 @@ class Scribe:
             try:
                 self.waiting.put(batch, timeout=0.5)
             except queue.Full:
+                self._notice()
                 continue
             self.peak = max(self.peak, self.waiting.unfinished_tasks)
             return
+
+    def _notice(self) -> None:
+        now = self.judging
+        if now and now is not self.named and time.monotonic() - now[0] >= STILL_S:
+            self.named, (_, task, problems) = now, now
+            shown = ", ".join(problems[:5]) + (", …" if len(problems) > 5 else "")
+            self.line.say(
+                f"{task}: one batch has been judged for {STILL_S:g} s ({shown}), and its scorer may stand still: Ctrl-C twice "
+                "ends this, and what was stored stays."
+            )
 
     def _work(self) -> None:
         try:
@@ -402,7 +418,9 @@ class Scribe:
         for task in dict.fromkeys(g.request.task for g in batch):
             part = [g for g in batch if g.request.task == task]
             golds = [self.golds[task, g.request.problem] for g in part]
+            self.judging = time.monotonic(), task, list(dict.fromkeys(g.request.problem for g in part))
             verdicts = self.judges.judge(task, [judged_text(g) for g in part], golds)
+            self.judging = None
             self.store.append([self._sample(g, v) for g, v in zip(part, verdicts)])
             right = sum(v.score == 1 for v in verdicts)
             self.line.advance(len(part), sum(len(g.token_ids) for g in part), right)
@@ -452,8 +470,10 @@ class ProgressLine:
     def _say(self) -> None:
         self.said = time.monotonic()
         left = (self.said - self.start) / max(self.new, 1) * (self.total - self.done)
-        text = f"sampling {self.done:,}/{self.total:,}  {self._now()}  {left:,.0f} s left"
-        self.console.print(text, soft_wrap=True, highlight=False)
+        self.say(f"sampling {self.done:,}/{self.total:,}  {self._now()}  {left:,.0f} s left")
+
+    def say(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def __exit__(self, *error: object) -> None:
         if self.console.is_terminal:
