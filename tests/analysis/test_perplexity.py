@@ -109,6 +109,13 @@ def test_another_vocabulary_is_refused(tmp_path, base):
         perplexity(run, ModelSource(str(base)))
 
 
+def test_what_is_not_a_number_is_refused(tmp_path, base):
+    run = make_run(tmp_path / "run", base, make_samples(base))
+    with pytest.raises(UserError, match="log-probs that are not numbers"):
+        perplexity(run, ModelSource(str(tiny.save_broken(tmp_path / "broken"))))
+    assert not list((run / "perplexity").glob("*.parquet"))
+
+
 def test_a_problem_that_is_gone_is_named(tmp_path, base):
     sample = make_samples(base, 1)[0]
     run = make_run(tmp_path / "run", base, [(sample[0], "gone", *sample[2:])])

@@ -75,6 +75,15 @@ def test_equals_full_logits(tmp_path, base, trained):
     assert any(q > 1.05 for r in rows for q in r["q"])
 
 
+@pytest.mark.parametrize("guide", ["none", "branch"])  # none: no guide looks at what it is given
+def test_what_is_not_a_number_is_refused(tmp_path, base, guide):
+    broken = tiny.save_broken(tmp_path / "broken")
+    run = make_run(tmp_path / "eval", broken, make_samples(base))
+    with pytest.raises(UserError, match=r"broken gives stored completions log-probs that are not numbers"):
+        trace(run, [broken], reference=base, guide=guide)
+    assert not list((run / "trace").glob("*.parquet"))
+
+
 def test_a_second_call_adds_only_what_is_missing(tmp_path, base, trained):
     run = make_run(tmp_path / "eval", base, make_samples(base), trained)
     assert trace(run, [trained / "checkpoint-5"], limit=1, per_problem=2).written == 2

@@ -46,6 +46,15 @@ def save_base(folder: Path, seed: int = 0, **shape: int) -> Path:
     return folder
 
 
+def save_broken(folder: Path) -> Path:
+    """A model that gives nothing but what is not a number."""
+    spoilt = model()
+    spoilt.model.norm.weight.data.fill_(float("nan"))
+    spoilt.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
 def save_adapter(folder: Path, base: Path, seed: int = 1) -> Path:
     """An adapter whose B is not 0, as after training."""
     base_model = Qwen2ForCausalLM.from_pretrained(base)

@@ -126,6 +126,12 @@ def read_texts(
                 f"the GPU has no room for {len(batch)} texts of {len(texts[batch[0]])} tokens: lower --batch_tokens below {room} "
                 "and run it again, it goes on from there."
             ) from e
+        if any(reading.logps.isnan().any() for reading in found):
+            raise UserError(
+                f"{model.config.name_or_path or 'the model'} gives stored completions log-probs that are not numbers, so its "
+                "weights or this device's arithmetic are broken: remove what this command wrote (the last numbers may be nonsense "
+                "too) and run it again when that is mended (docs/faq.md)."
+            )
         yield list(zip(batch, found))
 
 
