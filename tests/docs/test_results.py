@@ -318,6 +318,7 @@ def test_the_real_models_runs_are_told_as_their_page_has_them():
     arms = {
         "base": "base",
         "GRPO": "grpo",
+        "GRPO without KL": "grpo_no_kl",
         "Branch (k3)": "branch",
         "Branch (exact)": "branch_exact",
         "Tempered": "tempered",
@@ -340,16 +341,26 @@ def test_the_real_models_runs_are_told_as_their_page_has_them():
         levels[arm] = row("All tasks", f"| {arm} ")[-2:]
         less = ["–", "–"] if arm in ("base", "grpo") else row("Less grpo", f"| {arm} ")[-2:]
         assert numbers == levels[arm] + less
-        if less[0] != "–":
+        if arm == "grpo_no_kl":
+            assert f"Less GRPO, without KL (one seed): {less[0]} and {less[1]}" in readme
+            assert all(high < 0 for _, high in map(ends, less))
+        elif less[0] != "–":
             assert f"{title.removesuffix(' (k3)')} {less[0]} and {less[1]}" in readme
             assert all(low < 0 < high for low, high in map(ends, less)), "every interval holds 0"
-    assert "GRPO has {} in pass@1 and {} in pass@64".format(*row("Less base", "| grpo ")[-2:]) in PAGE
+    over = row("Less base", "| grpo ")[-2:]
+    assert all(low < 0 < high for low, high in map(ends, over))
+    assert "three seeds: no detectable difference.** {} in pass@1 and {} in pass@64".format(*over) in PAGE
+    found = re.search(
+        r"`grpo`, mean of tasks: .*: no detectable difference; a difference of 0(\S+) in .* of 0(\S+) in", page
+    )
+    for text in (PAGE, readme):
+        assert "{} and {} would have been found four times in five".format(*found.groups()) in text
     problems = sum(
         int(re.search(rf"{task} (\d+) \(n = 64\)", page)[1]) for task in load_study("qwen1.5b").evaluate["tasks"]
     )
     assert "the base has pass@1 {} and pass@64 {}".format(*levels["base"]) in readme
     assert (
-        f"(mean of four tasks, {problems} problems, n = 64), GRPO (seeds 0 and 1) {' and '.join(levels['grpo'])}"
+        f"(mean of four tasks, {problems} problems, n = 64), GRPO (seeds 0, 1 and 2) {' and '.join(levels['grpo'])}"
         in readme
     )
     every = [
@@ -359,9 +370,9 @@ def test_the_real_models_runs_are_told_as_their_page_has_them():
                 for task in of["counts"]["tasks"].values()
             ]
         )
-        for of in (records["grpo-s0"], records["grpo-s1"])
+        for of in (records["grpo-s0"], records["grpo-s1"], records["grpo-s2"])
     ]
-    assert "GRPO's two have pass@64 {} and {}".format(*map(short, every)) in PAGE
+    assert "GRPO's three have pass@64 {}, {} and {}".format(*map(short, every)) in PAGE
     assert f"{problems} problems with 64 samples each" in PAGE
 
     hard = {arm: row("math500-l5", f"| math500-l5 | {arm} ") for arm in arms.values()}
@@ -369,6 +380,21 @@ def test_the_real_models_runs_are_told_as_their_page_has_them():
     assert f"({hard['base'][-1]} of MATH-500 level 5's for the base, {hard['grpo'][-1]} for GRPO, " in PAGE
     assert f"{cut[0]} to {cut[-1]} for the guides" in PAGE
     assert "is {} for the base and {} for GRPO".format(*(hard[arm][3].split()[0] for arm in ("base", "grpo"))) in PAGE
+
+    logs = {name: [e for e in records[name]["log"] if "loss" in e] for name in ("grpo-s0", "grpo_no_kl-s0")}
+
+    def tens(name, key, *starts):
+        return [np.mean([e[key] for e in logs[name][at : at + 10]]) for at in starts]
+
+    length = tens("grpo_no_kl-s0", "completions/mean_length", 0, 40, 70)
+    assert "from {:.0f} tokens (steps 1–10) to {:.0f} (41–50) and come back to {:.0f} (71–80)".format(*length) in PAGE
+    answers = [x for name in ("grpo_no_kl-s0", "grpo-s0") for x in tens(name, "sage/distinct_answers", 0, 70)]
+    assert "fall from {:.1f} to {:.1f} (GRPO's, seed 0: {:.1f} and {:.1f})".format(*answers) in PAGE
+    free = hard["grpo_no_kl"]
+    assert (
+        f"a sample has {free[-2]} tokens where GRPO's have {hard['grpo'][-2]}, and {free[-4][:-2]} of the problems"
+        in PAGE
+    )
 
     sums = dict.fromkeys(("branch_exact", "branch", "tempered"), 0.0)  # of pass@1 and pass@64, means of the two tasks
     for arm in sums:

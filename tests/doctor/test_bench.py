@@ -96,3 +96,30 @@ def test_the_whole_step_runs_small_and_its_phases_add_up(tmp_path, monkeypatch):
             assert step["step"] == pytest.approx(parts)
     assert found["ours"]["tokens"] == found["theirs"]["tokens"]  # the same prompts, seed and draws
     assert found["theirs ÷ ours"]["step"] > 0
+
+
+def test_the_probe_of_shares_finds_nothing_wrong_here_and_would_find_it(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks/gpu"))
+    script(
+        monkeypatch,
+        "--tiny",
+        "--seconds",
+        "0",
+        "--shares",
+        "40",
+        "--out",
+        str(tmp_path / "s.json"),
+        name="mps_share.py",
+    )
+    found = json.loads((tmp_path / "s.json").read_text())["shares"]["40"]
+    assert found["wrong"] == []
+    assert found["rounds"] == 1
+    assert found["gap"].keys() == found["not_numbers"].keys()
+    assert 0 < max(found["gap"].values()) < 0.01
+    import mps_share
+
+    x, w = mps_share.products(64, "cpu")["up 512"]
+    assert mps_share.gap(x @ w, x, w) < 0.01
+    wrong = x @ w
+    wrong[-1] = wrong[-1].roll(1)
+    assert mps_share.gap(wrong, x, w) > mps_share.LOOSE
