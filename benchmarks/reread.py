@@ -1,4 +1,5 @@
-"""Are an evaluation's samples those of its model? Stored completions read again by transformers in float32.
+"""Are an evaluation's samples those of its model? Stored completions read again by transformers, in float32 on a CPU unless
+said otherwise (--dtype bfloat16 --device cuda asks whether that device computes what it should).
 
     python benchmarks/reread.py runs/mine --limit 8 --longest 200 --to reread.json
     python benchmarks/reread.py runs/mine --model BASE --adapter runs/mine/train    # where they lie now
@@ -25,7 +26,7 @@ from sage_rlvr.provenance import made_with
 from sage_rlvr.store import SampleStore
 
 HOW = ("temperature", "top_p", "min_p", "top_k", "max_tokens")
-NEVER = -30.0  # log-prob of a token that truncation would have dropped
+NEVER = -30.0  # log-prob of a token that truncation would have dropped, or whose own is not a number
 
 
 def chosen(store: SampleStore, longest: int, limit: int) -> list[dict[str, Any]]:
@@ -41,10 +42,11 @@ def gaps(model: PreTrainedModel, rows: Sequence[dict[str, Any]], prompts: Prompt
     found = []
     for row in rows:
         prompt, tokens = list(prompts(row["task"], row["problem"])), list(row["token_ids"])
-        logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].float()
+        ids = torch.tensor([prompt + tokens], device=model.device)
+        logits = model(ids).logits[0, len(prompt) - 1 : -1].float().cpu()
         drawn_from = truncated(logits, how) if how.temperature else logits.log_softmax(-1)  # greedy: the model's own
         logps = drawn_from.gather(1, torch.tensor(tokens)[:, None])
-        found.append((logps.clamp(min=NEVER).sum().item() - row["logprob"]) / len(tokens))
+        found.append((logps.nan_to_num(nan=NEVER).clamp(min=NEVER).sum().item() - row["logprob"]) / len(tokens))
     return found
 
 
@@ -61,6 +63,8 @@ def main() -> None:
         "--model", help="the model that was sampled, where it lies now (default: as the folder names it)"
     )
     parser.add_argument("--adapter", help="the adapter that was on it, likewise")
+    parser.add_argument("--dtype", default="float32", help="that the model is read in (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="that reads it (default: %(default)s)")
     parser.add_argument("--limit", type=int, default=8, help="samples")
     parser.add_argument("--longest", type=int, default=256, help="only samples of at most so many tokens")
     parser.add_argument("--data_dir", help="folder of local task files, as eval had it")
@@ -88,9 +92,11 @@ def read_again(args: argparse.Namespace) -> dict[str, Any]:
         "samples": len(rows),
         "tokens": sum(row["tokens"] for row in rows),
         "backend": store.settings["backend"],
+        "read in": f"{args.dtype}, {args.device}",
         "sampled with": json.loads(made.read_text()) if (made := Path(args.folder, "made.json")).is_file() else None,
         "gap a token": {
-            name: summary(gaps(kind.load("float32", "cpu"), rows, prompts, how), rows) for name, kind in kinds.items()
+            name: summary(gaps(kind.load(args.dtype, args.device), rows, prompts, how), rows)
+            for name, kind in kinds.items()
         },
         **made_with(),
     }

@@ -43,6 +43,17 @@ def test_the_samples_of_an_adapter_are_its_own_and_not_the_bases_or_anothers(ada
     assert found["gap a token"]["without its adapter"]["mean"] < -0.05
     other = reread(folder, "--adapter", adapters[1])["gap a token"]["model"]
     assert other["mean"] < -0.05
+    coarse = reread(folder, "--dtype", "bfloat16")
+    assert coarse["read in"] == "bfloat16, cpu"
+    assert 1e-4 < coarse["gap a token"]["model"]["largest"] < 0.05
+
+
+def test_a_model_that_gives_what_is_not_a_number_is_far_off(reread, tmp_path):
+    broken = tiny.save_broken(tmp_path / "broken")
+    folder = evaluate(
+        EvalArguments(**HOW | {"model": str(tiny.save_base(tmp_path / "base"))}, out=str(tmp_path / "eval"))
+    )
+    assert reread(folder, "--model", str(broken))["gap a token"]["model"]["mean"] < -20
 
 
 @pytest.mark.parametrize("temperature", [0.8, 0.0])
