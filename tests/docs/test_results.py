@@ -422,6 +422,14 @@ def test_the_engine_that_was_broken_is_told_as_it_was_read_again():
     assert f"{-own['mean']:.0f} nats where it was not" in ROOT.joinpath("docs", "faq.md").read_text(encoding="utf-8")
 
 
+def test_what_is_without_kl_is_the_models_own_text():
+    found = json.loads(ROOT.joinpath("results", "gpu", "reread_no_kl.json").read_text())
+    own, bare = (found["gap a token"][kind] for kind in ("model", "without its adapter"))
+    assert found["samples"] == 6
+    said = f"six of them, {found['tokens']:,} tokens, read again by transformers have the stored log-probs to "
+    assert f"{said}{short(own['largest'])} nats a token, and {-bare['mean']:.1f} less without the adapter" in PAGE
+
+
 def test_what_vllm_made_of_an_adapter_on_a_gpu_is_told_as_it_was_read_again():
     found = json.loads(ROOT.joinpath("results", "gpu", "reread.json").read_text())
     assert found["backend"] == "vllm"

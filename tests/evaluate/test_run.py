@@ -263,6 +263,22 @@ def test_arguments():
             EvalArguments(**{"model": "m", "tasks": "t", "out": "o", field: value})
 
 
+def test_the_engine_gets_what_was_asked_of_it(model, tmp_path, monkeypatch):
+    asked = {"batch_size": 5, "dtype": "bfloat16", "gpu_memory_utilization": 0.3, "trust_remote_code": True}
+    asked |= {"kv_cache_gib": 1.5, "engines_per_gpu": 3}
+
+    class Told(Exception):
+        pass
+
+    def told(*places, **engine):
+        assert engine == asked
+        raise Told
+
+    monkeypatch.setattr(run_module, "make_backend", told)
+    with pytest.raises(Told):
+        evaluate(world.arguments(model, tmp_path / "x", **asked), QUIET)
+
+
 # ---- what goes wrong on the way ----------------------------------------------------------------------------------
 
 

@@ -140,7 +140,7 @@ def test_a_scorer_of_ones_own(monkeypatch):
 
 
 def test_gym_tasks(verifier):
-    pytest.importorskip("reasoning_gym", reason="the extra gym is not installed")
+    pytest.importorskip("reasoning_gym", reason="the extra gym is not installed: pip install -e '.[gym]'")
     problems = load_task("gym:countdown", limit=4)
     assert problems == load_task("gym:countdown", limit=4)
     assert problems[0].question != load_task("gym:countdown", limit=1, split="test")[0].question
@@ -161,7 +161,7 @@ def test_gym_tasks(verifier):
 
 
 def test_gyms_library_is_there_before_an_answers_clock_starts():
-    pytest.importorskip("reasoning_gym", reason="the extra gym is not installed")
+    pytest.importorskip("reasoning_gym", reason="the extra gym is not installed: pip install -e '.[gym]'")
     there = "print('reasoning_gym' in sys.modules)"
     code = f"import sys; from sage_rlvr.tasks.gym import GymJudge; {there}; GymJudge(); {there}"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
