@@ -396,6 +396,21 @@ def test_the_real_models_runs_are_told_as_their_page_has_them():
         in PAGE
     )
 
+    def late(arm, key):
+        runs = [record["log"] for name, record in records.items() if re.fullmatch(rf"{arm}-s\d", name)]
+        return np.mean([[e[key] for e in log if "loss" in e][40:] for log in runs])
+
+    guides = ("branch", "branch_exact", "tempered")
+    active, kl, mean = ([late(arm, key) for arm in guides] for key in ("sage/active", "kl_ref", "sage/pseudo_kl"))
+    log_q = [short(a - b) for a, b in zip(kl, mean)]
+    assert "q ≠ 1 on {:.1%}, {:.1%} and {:.1%} of the tokens".format(*active) in PAGE
+    assert "log q is some {}, {} and {} nats a token".format(*log_q) in PAGE
+    assert "where the KL to π_ref is {}, {} and {}.".format(*map(short, kl)) in PAGE
+    for arm in ("branch", "branch_exact"):
+        assert round(late(arm, "sage/q_max"), 3) == 1.4
+        assert f"(its mean q is {late(arm, 'sage/q_mean'):.2f})" in PAGE
+    assert f"have moved GRPO {short(late('grpo', 'kl_ref'))} nats a token from π_ref" in PAGE
+
     sums = dict.fromkeys(("branch_exact", "branch", "tempered"), 0.0)  # of pass@1 and pass@64, means of the two tasks
     for arm in sums:
         for task in ("amc23", "math500-l5"):
