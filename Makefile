@@ -47,11 +47,10 @@ docs: $(STAMP)
 results: $(STAMP)
 	$(BIN)/python benchmarks/results.py
 
-# Two at a time, installs too: each of them keeps one core busy. Our own tests take three workers for two cores: some of them wait
-# for processes and clocks (16:55 against 18:16).
+# Two at a time, installs too: each of them keeps one core busy, and only our own tests take two.
 test:
 	$(MAKE) -j 2 lint test-vllm test-verl browser
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRL_EXPERIMENTAL_SILENCE=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 12 tests
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRL_EXPERIMENTAL_SILENCE=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 12 tests
 
 test-verl: $(VERL_STAMP)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VERL_VENV)/bin/python -m pytest -q tests_verl

@@ -31,8 +31,9 @@ def golds(name):
 
 
 def math_verify_says(gold, answer):
-    boxes = [parse(rf"\boxed{{{text}}}") for text in (gold, answer)]
-    return float(verify(*boxes))
+    """With time: by itself it gives up after five seconds, which on a busy machine any answer may take."""
+    boxes = [parse(rf"\boxed{{{text}}}", parsing_timeout=120) for text in (gold, answer)]
+    return float(verify(*boxes, timeout_seconds=120))
 
 
 def ours(pairs):

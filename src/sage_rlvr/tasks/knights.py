@@ -49,6 +49,7 @@ _LIST_NUMBER = re.compile(r"(?<![\w.])\(?\d{1,2}[.):]?(?!\w)")
 _ROLE_AHEAD = r"(?![bvc][wxQY]{0,3}[kK](?![wY]{0,2}[bvc]))"
 _LISTED = rf"[NT]{_ROLE_AHEAD}(?:[,aLc]++[NT]{_ROLE_AHEAD})*"
 _HEAD = re.compile(rf"(?P<role>[kK])(?:(?<=k)[wY]{{0,2}}b(?P<one>[NT])|[wY]{{0,2}}[bvc]++[L,c]*+(?P<many>{_LISTED}))")
+# (?=[nQNT]): a group is never empty, and the reader always moves on.
 _GROUP = re.compile(r"(?=[nQNT])(?P<not>n?)(?P<who>Q?[NT](?:[,a]++Q?[NT])*+|(?:Q|(?<=n))w{0,2}(?=[bv]))")
 _RUN = r"(?P<run>[kK](?:[,a]*+x?[kK](?![wY]{0,2}[bvc]))*)"
 _ROLES = re.compile(rf"(?P<link>[,cbvwxQYa]{{0,6}}){_RUN}")
