@@ -78,7 +78,7 @@ def probe(seconds: float, tiny: bool) -> dict[str, Any]:
         worst["attention"] = max(worst.get("attention", 0.0), far)
         rounds += 1
     sms = None if tiny else torch.cuda.get_device_properties(0).multi_processor_count
-    wrong = sorted(name for name in worst if broken[name] or not worst[name] < LOOSE)
+    wrong = sorted(name for name in worst if broken[name] or worst[name] > LOOSE)
     return {"sms": sms, "rounds": rounds, "wrong": wrong, "not_numbers": broken, "gap": worst}
 
 

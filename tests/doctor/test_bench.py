@@ -100,17 +100,8 @@ def test_the_whole_step_runs_small_and_its_phases_add_up(tmp_path, monkeypatch):
 
 def test_the_probe_of_shares_finds_nothing_wrong_here_and_would_find_it(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks/gpu"))
-    script(
-        monkeypatch,
-        "--tiny",
-        "--seconds",
-        "0",
-        "--shares",
-        "40",
-        "--out",
-        str(tmp_path / "s.json"),
-        name="mps_share.py",
-    )
+    flags = ["--tiny", "--seconds", "0", "--shares", "40", "--out", str(tmp_path / "s.json")]
+    script(monkeypatch, *flags, name="mps_share.py")
     found = json.loads((tmp_path / "s.json").read_text())["shares"]["40"]
     assert found["wrong"] == []
     assert found["rounds"] == 1

@@ -26,6 +26,7 @@ from sage_rlvr.tasks import Problem, load_task, render
 from sage_rlvr.verify import Verdict
 from tests import forked
 from tests.evaluate import run_eval_tiny as world
+from tests.models.tiny import save_broken
 from tests.train import tiny
 
 QUIET = Console(quiet=True)
@@ -354,24 +355,21 @@ def test_what_is_judged_is_written_in_time_while_a_batch_takes_long(tmp_path, an
 
 @pytest.mark.parametrize("batches", [1, 20])  # sampling is over; sampling waits
 def test_a_scorer_that_stands_still_is_named_once(tmp_path, any_task, monkeypatch, batches):
-    """It stands still until it was named, and then goes on."""
+    """It stands still until it was looked at three times, and then goes on."""
     monkeypatch.setattr(run_module, "STILL_S", 0.0)
-    said, named = [], threading.Event()
+    said, looks, backend = [], threading.Semaphore(0), Endless(batches)
 
     class Still(SlowJudges):
         def judge(self, task, texts, golds):
-            assert self.judged or named.wait(1200), "nobody was told"
+            if not self.judged:
+                assert all(looks.acquire(timeout=1200) for _ in range(3)), "nobody looks"
+                run_module.STILL_S = 1e9  # the others do not stand still
             return super().judge(task, texts, golds)
 
-    def say(text):
-        said.append(text)
-        monkeypatch.setattr(run_module, "STILL_S", 1e9)
-        named.set()
-
-    backend = Endless(batches)
     with SampleStore(tmp_path / "x") as store:
         writer = scribe(store, backend, Still())
-        writer.line.say = say
+        look, writer.line.say = writer._notice, said.append
+        writer._notice = lambda: (look(), looks.release())
         writer.write(backend.generate())
     assert len(said) == 1
     assert "(p0)" in said[0]
@@ -421,11 +419,8 @@ def test_what_was_sampled_before_a_failure_stays(tmp_path, any_task):
 
 
 @pytest.mark.parametrize("greedy", [False, True])
-def test_a_model_whose_weights_are_not_numbers_is_named_and_nothing_stored(model, tmp_path, greedy):
-    broken = shutil.copytree(model, tmp_path / "m")
-    spoilt = tiny.model(spread=0.5)
-    spoilt.model.norm.weight.data.fill_(float("nan"))
-    spoilt.save_pretrained(broken)
+def test_a_model_whose_weights_are_not_numbers_is_named_and_nothing_stored(tmp_path, greedy):
+    broken = save_broken(tmp_path / "m")
     with pytest.raises(UserError, match=r"log-probs that are not numbers, so its weights or its engine are broken"):
         evaluate(world.arguments(broken, tmp_path / "x", temperature=0.0 if greedy else 1.0), QUIET)
     assert not list(tmp_path.joinpath("x", "samples").glob("*"))

@@ -50,8 +50,7 @@ def save_broken(folder: Path) -> Path:
     """A model that gives nothing but what is not a number."""
     spoilt = model()
     spoilt.model.norm.weight.data.fill_(float("nan"))
-    spoilt.save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
+    spoilt.save_pretrained(save_base(folder))
     return folder
 
 

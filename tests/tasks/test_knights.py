@@ -132,9 +132,7 @@ def test_everyone_at_once():
     assert read_assignment("All of Amelia, Penelope and Evelyn are knaves", NAMES) == dict.fromkeys(NAMES, False)
 
 
-@pytest.mark.parametrize(
-    "aside", ["Neither is lying.", "None was", "No one was there.", "Nobody really is what he seems."]
-)
+@pytest.mark.parametrize("aside", ["Neither is lying.", "None was", "No one was there.", "None of them are sure."])
 def test_neither_need_not_be_a_knight_or_a_knave(aside):
     """The reader stood still at these: "neither is" promises a role that does not come."""
     said = "Amelia and Penelope are knights, Evelyn is a knave."
