@@ -327,8 +327,13 @@ def look_part(page: Page, records: Path) -> None:
         "## A look at the samples",
         f"Of {', '.join(found['patterns'])}; {_cost(found['sessions'])}.",
     )
-    patterns_part(page, found["patterns"])
-    perplexity_part(page, found["limit"], found["perplexity"])
+    tasks = [task for task, _ in found["chosen"]]  # in the study's order
+    by_run = {
+        what: {run: {task: by[task] for task in tasks if task in by} for run, by in found[what].items()}
+        for what in ("patterns", "perplexity")
+    }
+    patterns_part(page, by_run["patterns"])
+    perplexity_part(page, found["limit"], by_run["perplexity"])
     if (records / EXPLORER).is_file():
         page.beside[PAGES / f"{page.name}-{EXPLORER}"] = (records / EXPLORER).read_bytes()
         about = ", ".join(f"{problem} of {task}" for task, problem in found["chosen"])

@@ -350,11 +350,26 @@ def test_the_real_models_runs_are_told_as_their_page_has_them():
     over = row("Less base", "| grpo ")[-2:]
     assert all(low < 0 < high for low, high in map(ends, over))
     assert "three seeds: no detectable difference.** {} in pass@1 and {} in pass@64".format(*over) in PAGE
-    found = re.search(
-        r"`grpo`, mean of tasks: .*: no detectable difference; a difference of 0(\S+) in .* of 0(\S+) in", page
+    assert "Nor can it be told from the base: {} and {}".format(*row("Less base", "| branch_exact ")[-2:]) in PAGE
+    for part, arm in (("Less base", "grpo"), ("Less grpo", "branch_exact")):
+        both = page.split(f"# {part}\n")[1].split("\n#")[0]
+        whole, three = re.findall(rf"`{arm}`, mean of tasks: (pass@1 .*): no detectable difference; (.*)", both)
+        sizes = re.findall(r"of 0(\.\d+) in", whole[1])
+        for text in (PAGE, readme):
+            assert "{} and {} would have been found four times in five".format(*sizes) in text
+    assert (
+        "Without Knights & Knaves the same: {} and {}.".format(
+            *(x.replace("0.", ".").replace("-", "−") for x in re.findall(r"\S+ \[.*?\]", three[0]))
+        )
+        in PAGE
     )
-    for text in (PAGE, readme):
-        assert "{} and {} would have been found four times in five".format(*found.groups()) in text
+    assert (
+        "no detectable difference.** {} in pass@1 and {} in pass@64".format(*row("Less grpo", "| branch_exact ")[-2:])
+        in PAGE
+    )
+    lost = [row("Less base", f"| {arm} ")[9].replace("+", "") for arm in ("grpo", "branch_exact")]
+    fallen = [re.sub(r"(\S+) \[(\S+), (\S+)\]", r"\1 [\3, \2]", x).replace("−", "") for x in lost]
+    assert "pass@64 falls by {} with GRPO and by {} with Branch (exact), three seeds each".format(*fallen) in PAGE
     problems = sum(
         int(re.search(rf"{task} (\d+) \(n = 64\)", page)[1]) for task in load_study("qwen1.5b").evaluate["tasks"]
     )
@@ -370,9 +385,13 @@ def test_the_real_models_runs_are_told_as_their_page_has_them():
                 for task in of["counts"]["tasks"].values()
             ]
         )
-        for of in (records["grpo-s0"], records["grpo-s1"], records["grpo-s2"])
+        for of in (records[f"{arm}-s{seed}"] for arm in ("grpo", "branch_exact") for seed in range(3))
     ]
-    assert "GRPO's three have pass@64 {}, {} and {}".format(*map(short, every)) in PAGE
+    assert "GRPO's three have pass@64 {}, {} and {}".format(*map(short, every[:3])) in PAGE
+    assert (
+        "its three have pass@64 {}, {} and {}. It was chosen by seed 0, its best".format(*map(short, every[3:])) in PAGE
+    )
+    assert max(every[3:]) == every[3]
     assert f"{problems} problems with 64 samples each" in PAGE
 
     hard = {arm: row("math500-l5", f"| math500-l5 | {arm} ") for arm in arms.values()}

@@ -50,9 +50,7 @@ def patterns_figure(found: Mapping[str, Mapping[str, TaskPatterns]], path: Path)
         )
 
 
-def perplexity_figure(
-    values: Mapping[str, np.ndarray], marks: Mapping[str, float], path: Path, title: str = ""
-) -> Figure:
+def perplexity_figure(values: Mapping[str, np.ndarray], marks: Mapping[str, float], path: Path) -> Figure:
     """Two views of ``values[run]``: densities of log perplexity, and the share above each value (the tail, log scale)."""
     with panels(2, width=4.4) as (figure, axes):
         draw_perplexity(axes[0, 0], values)
@@ -68,12 +66,11 @@ def perplexity_figure(
         )
         for axis in (axes[0, 1].xaxis, axes[0, 1].yaxis):
             log_scale(axis)
-        figure.suptitle(title)
         legend(figure, axes)
         said = "; ".join(
             f"{run}: median {np.median(x):.2f}, 95% quantile {np.quantile(x, 0.95):.2f}" for run, x in values.items()
         )
-        return save(figure, path, f"Perplexity of each run's samples under the base {title}. {said}.")
+        return save(figure, path, f"Perplexity of each run's samples under the base. {said}.")
 
 
 def draw_perplexity(ax: Any, values: Mapping[str, np.ndarray]) -> None:

@@ -107,11 +107,11 @@ def markdown(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
 
 
 def shown(x: Interval | None, digits: int = 3, sign: str = "") -> str:
-    """``sign``: "+" for a difference."""
+    """``sign``: "+" for a difference. One problem has no interval."""
     if x is None:
         return "–"
     mean, low, high = (f"{value:{sign}.{digits}f}" for value in x)
-    return f"{mean} [{low}, {high}]"
+    return mean if x.low != x.low else f"{mean} [{low}, {high}]"
 
 
 def cells(row: Row, ks: list[int]) -> list[str]:
