@@ -13,6 +13,7 @@ task, chosen at the first look: that on which the finished runs are furthest apa
 
 import argparse
 import json
+import shutil
 import sys
 import tarfile
 import time
@@ -84,6 +85,7 @@ def cut(folder: Path, to: Path, chosen: Problems) -> None:
     told = json.loads((folder / "problems.json").read_text(encoding="utf-8"))
     own = {t: {p: known for p, known in by.items() if [t, p] in chosen} for t, by in told.items()}
     write_whole(to / "problems.json", json.dumps(own, ensure_ascii=False) + "\n")
+    shutil.copy(folder / "made.json", to)
     for name in TRAINING:
         if (folder.parent / "train" / name).is_file():
             (to.parent / "train").mkdir(exist_ok=True)

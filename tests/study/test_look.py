@@ -97,6 +97,8 @@ def test_the_page_has_the_chosen_problems_alone(place):
     assert [place for place, text in told.items() if text in page] == list(chosen.items())
     with tarfile.open(place / "results" / "gpu" / "small" / "look" / "grpo-s0.tar.gz") as tar:
         tar.extractall(place / "cut", filter="data")
+    made = [Path(at, "grpo-s0", "eval", "made.json").read_text() for at in (place / "cut", place / "study")]
+    assert made[0] == made[1], "where its samples were drawn, with what"
     kept = SampleStore(place / "cut" / "grpo-s0" / "eval", readonly=True)
     samples = [(row["task"], row["problem"]) for batch in kept.scan() for row in batch.to_pylist()]
     assert sorted(samples) == sorted(16 * [*chosen.items()]), "all samples of those, and none of another"
