@@ -92,8 +92,9 @@ def test_an_engine_that_is_killed_is_named_and_none_stays_behind(settings, base,
     assert not psutil.wait_procs(engines, timeout=1200)[1], "their GPUs would stay taken"
 
 
-def test_engines_that_share_a_gpu_start_in_turn_and_work_side_by_side(settings, monkeypatch):
-    """Each holds the GPU's turn while it starts, and not while it works."""
+@pytest.mark.parametrize("sized", [False, True])
+def test_engines_that_share_a_gpu_start_in_turn_and_work_side_by_side(settings, monkeypatch, sized):
+    """Each holds the GPU's turn while it starts, unless its cache's size is given, and not while it works."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # put back afterwards
     turn, box, seen = threading.Lock(), queue.Queue(), []
 
@@ -109,8 +110,9 @@ def test_engines_that_share_a_gpu_start_in_turn_and_work_side_by_side(settings, 
             seen.append("closed")
 
     monkeypatch.setattr(vllm_backend, "Engine", Watched)
-    vllm_backend._work(settings, "0", turn, queue.Queue(), box)
-    assert seen == [True, False, "closed"]
+    assert "kv_cache_memory_bytes" in dict(settings.more)
+    vllm_backend._work(settings if sized else replace(settings, more=EAGER), "0", turn, queue.Queue(), box)
+    assert seen == [not sized, False, "closed"]
     assert [box.get_nowait() for _ in range(2)] == [("done", ["a sample"]), ("end", "0")]
     given = []
     monkeypatch.setattr(mp, "get_context", lambda kind: Recorded(given))

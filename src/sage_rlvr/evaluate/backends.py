@@ -152,7 +152,7 @@ def _vllm(
     from transformers import GenerationConfig
 
     from sage_rlvr.evaluate.transformers_backend import eos_ids
-    from sage_rlvr.evaluate.vllm_backend import EngineSettings, VllmBackend, check_files, visible_gpus
+    from sage_rlvr.evaluate.vllm_backend import CACHE, EngineSettings, VllmBackend, check_files, visible_gpus
 
     folder = str(gguf_folder(base, None if dtype == "auto" else dtype)) if base.endswith(".gguf") else base
     check_files(folder, adapter, trust_remote_code)
@@ -172,7 +172,7 @@ def _vllm(
         dtype=dtype,
         gpu_memory_utilization=share,
         trust_remote_code=trust_remote_code,
-        more=(("kv_cache_memory_bytes", int(gib * 2**30)),) if gib else (),
+        more=((CACHE, int(gib * 2**30)),) if gib else (),
     )
     gpus = visible_gpus() or ["cpu"]
     return VllmBackend(settings, [gpu for gpu in gpus for _ in range(engines_per_gpu)])

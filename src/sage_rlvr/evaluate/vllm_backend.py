@@ -10,7 +10,7 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from itertools import chain, count, islice
 from pathlib import Path
@@ -26,6 +26,7 @@ HANDED = 256  # generations given back at a time
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # max_lora_rank that vLLM has kernels for
 ENDS = {"stop": "stop", "length": "length"}  # finish_reason → ours
 SCHEDULER = "sage_rlvr.evaluate.vllm_scheduler.BriefScheduler"
+CACHE = "kv_cache_memory_bytes"  # of vllm.LLM: the KV cache's size, in place of what is free
 LOGPROBS = "log-probs"  # the name under which a step's come from it
 # Steps of as many tokens are replayed as CUDA graphs. vLLM's own sizes end at 512 and its batches do not: on a large GPU it runs
 # 1,024 sequences, and launches each of their kernels by hand. Fewer sizes, so that all are captured in less time.
@@ -292,7 +293,8 @@ def _offered(box: Any, item: Any) -> bool:
 
 def _work(settings: EngineSettings, gpu: str, turn: Any, inbox: Any, outbox: Any) -> None:
     """In the worker: requests in, generations out, until told to end or the parent is gone. Engines that share a GPU start in
-    turn: vLLM takes what another allocates meanwhile for its own, and finds what it compiled."""
+    turn: vLLM takes what another allocates meanwhile for its own. With a cache of a given size it measures nothing, and they
+    start side by side."""
     os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA is first used in this process
     end_with_parent()
     waiting: list[Request] = []
@@ -314,7 +316,7 @@ def _work(settings: EngineSettings, gpu: str, turn: Any, inbox: Any, outbox: Any
     try:
         import vllm  # noqa: F401  # all at once, and before its turn: it takes as long as a small engine's start
 
-        with turn:
+        with nullcontext() if CACHE in dict(settings.more) else turn:
             engine = Engine(settings)
         with closing(engine):
             for generations in engine.run(pull):
