@@ -50,6 +50,7 @@ def test_packaged_studies_are_whole(tmp_path):
         "frontier",
         "confirm",
         "qwen1.5b",
+        "qwen1.5b_look",
         "table1",
         "table3",
         "table4",
@@ -102,6 +103,39 @@ def test_variants_lie_over_shared_settings_and_recipes(study_file):
     assert (settings["seed"], settings["max_steps"], settings["guide"], settings["beta"]) == (4, 7, "branch", 0.05)
     assert "seeds" not in load_study(study_file(variants={"a": {"seeds": [7]}})).settings_of("a-s7")
     assert settings["task"] == "dapo-math-17k", "a recipe a variant extends wins over what is shared"
+
+
+def test_a_study_extends_another(study_file, tmp_path):
+    below = study_file()
+    first, *others = SMALL["variants"]
+    over = {"extends": below.name, "variants": {first: None, "new": {"beta": 0.5}}, "seeds": [7], "evaluate": {"n": 3}}
+    top = tmp_path / "deep" / "top.yaml"
+    top.parent.mkdir()
+    top.write_text(yaml.safe_dump(over | {"extends": str(below)}))
+    study, was = load_study(top), load_study(below)
+    assert (study.name, study.base, study.train, study.seeds) == ("top", was.base, was.train, [7])
+    assert list(study.variants) == [*others, "new"]
+    assert study.evaluate == was.evaluate | {"n": 3}
+    (beside := below.parent / "beside.yaml").write_text(yaml.safe_dump(over))
+    assert load_study(beside).variants == study.variants
+    (packaged := tmp_path / "own.yaml").write_text("extends: qwen1.5b\nseeds: [9]\n")
+    assert load_study(packaged).runs()[-1] == "tempered-s9"
+    for text, sentence in {
+        "extends: own.yaml\n": r"own\.yaml extends itself, by way of own\.yaml",
+        "extends: [mini]\n": "not the name of one study",
+        "extends: minni\n": "there is no study 'minni'",
+    }.items():
+        packaged.write_text(text)
+        with pytest.raises(UserError, match=sentence):
+            load_study(packaged)
+
+
+def test_the_look_differs_from_its_study_by_seed_and_number_of_samples_alone():
+    look, study = load_study("qwen1.5b_look"), load_study("qwen1.5b")
+    assert look.runs() == ["base", *(f"{arm}-s3" for arm in study.variants)]
+    for arm in study.variants:
+        assert look.settings_of(f"{arm}-s3") == study.settings_of(f"{arm}-s0") | {"seed": 3}
+    assert look.evaluate == study.evaluate | {"n": 8, "kv_cache_gib": 4}
 
 
 def test_two_studies_do_not_mix(study_file, tmp_path):

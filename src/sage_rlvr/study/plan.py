@@ -9,6 +9,12 @@ variants:
   more:    {guide: none, seeds: [3407, 0, 1]}                             # seeds of its own
 seeds:     [3407]
 evaluate:  {tasks: [aime, amc23], n: 256, seeds: 5}
+
+A study may extend another, beside it or packaged, and say what differs; null takes a part, a setting or a variant out:
+
+extends:   table1
+variants:  {more: null}
+seeds:     [0, 1]
 """
 
 import json
@@ -76,23 +82,47 @@ class Study:
 
 def load_study(path_or_name: str | Path) -> Study:
     """A study file, or a packaged one by name ("mini", "studies/mini.yaml")."""
-    path = Path(path_or_name)
-    if not path.is_file():
-        plain = str(path_or_name).removeprefix("studies/").removesuffix(".yaml")
-        path = Path(str(files("sage_rlvr").joinpath("studies", f"{plain}.yaml")))
-        if not path.is_file():
-            raise UserError(f"there is no study {str(path_or_name)!r}, neither as a file nor with the package: choose from "
-                            f"{', '.join(list_studies())}.")  # fmt: skip
-    content = read_yaml(path)
+    path = _file(path_or_name)
+    content = _content(path)
     known = {f.name for f in fields(Study)} - {"name"}
     for key in content:
         if key not in known:
-            raise UserError(f"{path.name}: there is no part {key!r} in a study; it has {', '.join(sorted(known))}.")
+            raise UserError(
+                f"{path.name}: there is no part {key!r} in a study; it has {', '.join(sorted(known))}, and may extend another."
+            )
     for part in sorted(known - {"train"} - set(content)):
         raise UserError(f"{path.name}: the part {part!r} is missing.")
     train = _extended(content.get("train") or {})
     variants = _swept({name: _extended(v or {}) for name, v in content["variants"].items()})
     return Study(path.stem, content["base"], train, variants, list(content["seeds"]), content["evaluate"])
+
+
+def _file(path_or_name: str | Path) -> Path:
+    path = Path(path_or_name)
+    if path.is_file():
+        return path
+    plain = str(path_or_name).removeprefix("studies/").removesuffix(".yaml")
+    packaged = Path(str(files("sage_rlvr").joinpath("studies", f"{plain}.yaml")))
+    if not packaged.is_file():
+        raise UserError(
+            f"there is no study {str(path_or_name)!r}, neither as a file nor with the package: choose from "
+            f"{', '.join(list_studies())}."
+        )
+    return packaged
+
+
+def _content(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """What a file says, laid over the study it extends."""
+    if path.resolve() in above:
+        raise UserError(f"study {above[0].name} extends itself, by way of {above[-1].name}: take one extends: out.")
+    own = read_yaml(path)
+    if "extends" not in own:
+        return own
+    named = own.pop("extends")
+    if not isinstance(named, str):
+        raise UserError(f"{path.name}: extends: {named!r} is not the name of one study; write extends: qwen1.5b.")
+    beside = path.parent / named
+    return merged(_content(_file(beside if beside.is_file() else named), (*above, path.resolve())), own)
 
 
 def list_studies() -> dict[str, str]:
