@@ -141,7 +141,8 @@ def look(args: argparse.Namespace) -> None:
     todo = [run for run in here if run not in found["patterns"]]
     if not todo and not found["patterns"]:
         raise UserError(f"{out} has no run with its samples: run this where they were sampled.")
-    found.setdefault("chosen", furthest_apart(out))
+    if "chosen" not in found:
+        found["chosen"] = furthest_apart(out)
     scorer = source_of(base)
     load, session = cache(scorer.load), {**made_with(), "runs": todo, "wall_s": 0.0}
     found["sessions"].append(session)
