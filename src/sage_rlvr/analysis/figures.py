@@ -16,19 +16,20 @@ HATCH = ("", "//", "..", "xx", "\\\\", "++", "oo", "--")
 
 
 def patterns_figure(found: Mapping[str, Mapping[str, TaskPatterns]], path: Path) -> Figure:
-    """``found[run][task]``: bars a pattern, one a run, a panel a task."""
+    """``found[run][task]``: bars a pattern, one a run, a panel a task. A run has its place and its colour in every panel."""
     tasks = list(dict.fromkeys(t for by in found.values() for t in by))
     said = []
     with panels(len(tasks), width=4.4) as (figure, axes):
         for ax, task in zip(axes.flat, tasks):
             runs = {run: by[task] for run, by in found.items() if task in by}
             names = list(dict.fromkeys(n for t in runs.values() for n in t.frequency))
-            wide = 0.8 / len(runs)
-            for i, (run, t) in enumerate(runs.items()):
+            wide = 0.8 / len(found)
+            for run, t in runs.items():
+                i = list(found).index(run)
                 own = [t.frequency[n] for n in names]
                 y = np.array([f.per_problem for f in own])
                 reach = np.abs(np.array([[f.low, f.high] for f in own]).T - y)
-                at = np.arange(len(names)) + (i - (len(runs) - 1) / 2) * wide
+                at = np.arange(len(names)) + (i - (len(found) - 1) / 2) * wide
                 ink, hatch = INK[i % len(INK)], HATCH[i % len(HATCH)]
                 ax.bar(
                     at,
@@ -58,9 +59,13 @@ def perplexity_figure(values: Mapping[str, np.ndarray], marks: Mapping[str, floa
             ordered = np.sort(x)
             share = 1 - np.arange(len(x)) / len(x)
             axes[0, 1].step(ordered, share, where="pre", label=run, **(line(i) | {"marker": ""}))
-        for name, mark in marks.items():
+        across = axes[0, 1].get_xaxis_transform()
+        for i, (name, mark) in enumerate(marks.items()):  # one below the other: they may lie close together
             axes[0, 1].axvline(mark, color="#999999", lw=0.8, ls=":")
-            axes[0, 1].annotate(name, (mark, 1), fontsize=6, rotation=90, va="top", ha="right", color="#555555")
+            below = 0.98 - 0.22 * (i % 4)
+            axes[0, 1].text(
+                mark, below, name, fontsize=6, rotation=90, va="top", ha="right", color="#555555", transform=across
+            )
         axes[0, 1].set(
             xscale="log", yscale="log", xlabel="perplexity under the base", ylabel="share of samples at or above"
         )
@@ -75,10 +80,10 @@ def perplexity_figure(values: Mapping[str, np.ndarray], marks: Mapping[str, floa
 
 def draw_perplexity(ax: Any, values: Mapping[str, np.ndarray]) -> None:
     """A smoothed histogram a run, over log perplexity."""
-    logs = {run: np.log(x) for run, x in values.items() if len(x)}
-    low, high = min(x.min() for x in logs.values()), max(x.max() for x in logs.values())
+    logs = [(i, run, np.log(x)) for i, (run, x) in enumerate(values.items()) if len(x)]
+    low, high = min(x.min() for *_, x in logs), max(x.max() for *_, x in logs)
     grid = np.linspace(low - 0.1, high + 0.1, 256)
-    for i, (run, x) in enumerate(logs.items()):
+    for i, run, x in logs:
         width = max(1.06 * x.std() * len(x) ** -0.2, (high - low) / 100, 1e-3)  # Silverman's rule
         weights = np.zeros_like(grid)
         for part in np.array_split(x, max(1, len(x) // 4096)):
