@@ -1,14 +1,18 @@
 """What a run says: metrics, log.jsonl, progress, the card, held-out pass@k."""
 
+import gzip
 import json
 import random
+import tarfile
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from sage_rlvr.train import SAGETrainer
-from sage_rlvr.train.callbacks import HeldOutPassAtK
+from sage_rlvr.train.callbacks import HeldOutPassAtK, PaidToRamble
 
 from . import tiny
 from .tiny import build
@@ -31,6 +35,37 @@ def test_every_promised_metric_is_there(folder, tmp_path):
         first = trainer.state.log_history[0]
         assert expected <= first.keys(), expected - first.keys()
         assert all(isinstance(first[k], float) for k in expected)
+
+
+RECORDS = Path(__file__).parents[2] / "results" / "gpu" / "qwen1.5b"
+
+
+@pytest.mark.skipif(not RECORDS.is_dir(), reason="the measured results are not shipped with the package")
+def test_a_guide_that_pays_for_rambling_is_named_once_before_all_is_lost(folder, tmp_path, capsys):
+    """The logs of a run that ended so, 98% of its completions truncated, and of three of the same arm that did not."""
+    with tarfile.open(RECORDS / "look" / "branch_exact-s3.tar.gz") as tar:
+        lost = [json.loads(line) for line in tar.extractfile("branch_exact-s3/train/log.jsonl")]
+    with gzip.open(RECORDS / "runs.jsonl.gz", "rt") as f:
+        runs = [run for run in map(json.loads, f) if run.get("name", "").startswith("branch_exact")]
+    assert len(runs) == 3
+    for log, said in [*((run["log"], 0) for run in runs), (lost, 1)]:
+        callback = PaidToRamble()
+        for entry in log:
+            state = SimpleNamespace(is_world_process_zero=True, global_step=entry["step"])
+            callback.on_log(None, state, None, logs=entry)
+        printed = capsys.readouterr().out
+        assert printed.count("the guide pays more than the task") == said
+    assert "at step 57 the guide pays more than the task: the bonus is 1.04 a completion" in printed
+    cut = {entry["step"]: entry["completions/clipped_ratio"] for entry in lost if "reward" in entry}
+    assert cut[57] < 0.32
+    assert min(cut[step] for step in range(73, 81)) > 0.85
+    for options, watched in (
+        ({"guide": "branch", "anchor_estimator": "k1-reward"}, True),
+        ({"guide": "none", "anchor_estimator": "k1-reward"}, False),
+        ({"guide": "branch"}, False),
+    ):
+        trainer = build(folder, tmp_path, **options)
+        assert any(isinstance(c, PaidToRamble) for c in trainer.callback_handler.callbacks) is watched
 
 
 def test_metrics_against_plain_arithmetic(folder, tmp_path):

@@ -1,5 +1,6 @@
 """The paper's statements, and ours about them, as checks that compute both sides."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -49,6 +50,7 @@ def checks(seed: int = 0) -> Iterator[Check]:
     yield appendix_c()
     yield random_is_noise(world)
     yield k3_value(world, log_q)
+    yield endless()
     yield theorem_4_2()
 
 
@@ -175,6 +177,32 @@ def k3_value(world: World, log_q: dict[str, Tensor]) -> Check:
     gap = abs(value - pseudo - excess)
     text = f"E[k3] {value:.4f}, D̃ {pseudo:.4f}, excess {excess:.4f}, gap {gap:.1e}"
     return Check("k3 over-counts the pseudo-KL by E[Σ(Z − 1)]", text, gap < 1e-6 and excess > 0.01)
+
+
+def ending_world(chance: float, cut: int) -> World:
+    """A text that ends with the same chance at every token, or is cut: completion n goes on n times, the last is the cut one."""
+    go = math.log1p(-chance) - math.log(chance)
+    ref_logits = torch.tensor([[0.0, go]] * cut + [[0.0, -1e9]], dtype=torch.float64)  # the last node: it has ended
+    n, t = torch.arange(cut + 1)[:, None], torch.arange(cut)[None]
+    return World(ref_logits, torch.zeros(cut + 1, dtype=torch.float64), (t < n).long(), torch.where(t <= n, t, cut))
+
+
+def endless(chance: float = 0.01, cuts: tuple[int, int] = (200, 800)) -> Check:
+    """Eq. 4 where every token has the same q: with (1 − chance)·q < 1 texts end, above it most are cut, wherever the cut is."""
+    shares, gap = [], 0.0
+    for log_q in (0.005, 0.05):
+        ratio, q = (1 - chance) * math.exp(log_q), math.exp(log_q)
+        for cut in cuts:
+            world = ending_world(chance, cut)
+            counted = (world.nodes < cut).double()
+            shares.append(float(solutions.sage(world, BETA, log_q * counted)[-1]))
+            ended = chance * q * (ratio**cut - 1) / (ratio - 1)
+            gap = max(gap, abs(shares[-1] - ratio**cut / (ratio**cut + ended)))
+    limit = (ratio - 1) / (q - 1)
+    below, above = shares[:2], shares[2:]
+    text = "at a cut of {} and {} are cut: below {:.2f} and {:.2f}; above {:.2f} and {:.2f}".format(*cuts, *below, *above)
+    holds = gap < 1e-9 and below[1] < 0.05 < below[0] and abs(above[1] - limit) < 1e-9 and limit > 0.5
+    return Check("A guide with (1 − chance to end)·q > 1 has no optimum of finite length", text, holds)
 
 
 def theorem_4_2() -> Check:

@@ -69,6 +69,26 @@ class OnPolicy(TrainerCallback):
             )
 
 
+class PaidToRamble(TrainerCallback):
+    """Says once that the guide pays more than the task: the bonus of exact credit (k1-reward alone logs it) moves an advantage by
+    more than a right answer does, and D̃ is below 0, so that more text of this kind earns more of it (docs: Theory)."""
+
+    MOST = 1.0  # what a right answer earns
+
+    def __init__(self) -> None:
+        self.said = False
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        paid, mean = ((logs or {}).get(name, 0.0) for name in ("sage/bonus_abs", "sage/pseudo_kl"))
+        if state.is_world_process_zero and not self.said and paid > self.MOST and mean < 0:
+            self.said = True
+            print(
+                f"sage: at step {state.global_step} the guide pays more than the task: the bonus is {paid:.3g} a completion, a "
+                "right answer earns 1, and long uncertain text earns most (look at completions/clipped_ratio and entropy). Train "
+                "with guide_center=batch, which takes the mean of log q out, or with a smaller beta (docs: Theory)."
+            )
+
+
 SHOWN = {"reward": "reward", "kl": "kl", "kl_ref": "kl_ref", "entropy": "entropy", "loss": "loss"}
 
 

@@ -25,7 +25,7 @@ from sage_rlvr.anchor import Signals, anchor_penalty, anchor_reward, noise, tell
 from sage_rlvr.errors import UserError
 from sage_rlvr.head import Head, covers, in_place
 from sage_rlvr.train import measure, microbatches, packing, rollouts
-from sage_rlvr.train.callbacks import LogFile, OnPolicy, ProgressLine, SaveOnSigterm, replace_progress
+from sage_rlvr.train.callbacks import LogFile, OnPolicy, PaidToRamble, ProgressLine, SaveOnSigterm, replace_progress
 from sage_rlvr.train.card import describe
 from sage_rlvr.train.casts import keep_inputs
 from sage_rlvr.train.checkpoint import last_complete
@@ -96,6 +96,8 @@ class SAGETrainer(GeneratingTrainer):
         self.add_callback(LogFile())
         if self.guide is None and self.num_iterations * args.steps_per_generation == args.gradient_accumulation_steps:
             self.add_callback(OnPolicy())
+        if self.guide is not None and self.estimator == "k1-reward":
+            self.add_callback(PaidToRamble())
         replace_progress(self, ProgressLine)
         self._say_which_gradient()
 
