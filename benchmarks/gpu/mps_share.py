@@ -111,11 +111,12 @@ def main() -> None:
             told = child.communicate()[0]
             found[share] = json.loads(told) if child.returncode == 0 else {"failed": child.returncode}
             print(f"{share}%: {found[share].get('wrong', found[share])}", flush=True)
+            if args.out:  # after each: cut short, what was found is kept
+                record = {"beside": args.beside, "shares": found, **made_with()}
+                args.out.write_text(json.dumps(record, indent=1) + "\n")
     finally:
         for other in others:
             other.kill()
-    if args.out:
-        args.out.write_text(json.dumps({"beside": args.beside, "shares": found, **made_with()}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
