@@ -2,9 +2,11 @@
 
 import gzip
 import json
+import math
 import re
 import runpy
 import sys
+import tarfile
 from pathlib import Path
 from statistics import NormalDist
 
@@ -443,6 +445,124 @@ def test_the_real_models_runs_are_told_as_their_page_has_them():
     sessions = json.loads(ROOT.joinpath("results", "gpu", "qwen1.5b", "sessions.json").read_text())
     for session in sessions[2:]:
         assert f"in {session['wall_s'] / 60:.1f} minutes of the card" in PAGE
+
+
+LOOKED = ROOT / "results" / "gpu" / "qwen1.5b"
+
+
+def looked_log(run):
+    with tarfile.open(LOOKED / "look" / f"{run}.tar.gz") as tar:
+        entries = [json.loads(line) for line in tar.extractfile(f"{run}/train/log.jsonl")]
+    return [entry for entry in entries if "reward" in entry]
+
+
+def test_the_run_that_rambles_is_told_as_its_log_has_it():
+    log = looked_log("branch_exact-s3")
+
+    def mean(key, part):
+        return float(np.mean([entry[key] for entry in part]))
+
+    first, before, last = log[:8], log[40:48], log[72:]
+    said = PAGE.split("Branch (exact) can end in rambling")[1].split("\n- **")[0]
+    for name, key, form in (
+        ("reward", "reward", short),
+        ("truncated", "completions/clipped_ratio", "{:.1%}".format),
+        ("entropy", "entropy", lambda x: short(x, 2)),
+        ("q ≠ 1 on", "sage/active", "{:.1%}".format),
+        ("near π_ref all\n  the while, at", "kl_ref", short),
+    ):
+        assert f"{name} {form(mean(key, before))} and {form(mean(key, last))}" in said
+    length, beta = mean("completions/mean_length", last), load_study("qwen1.5b").settings_of("branch_exact-s0")["beta"]
+    log_q, kl = mean("kl_ref", last) - mean("sage/pseudo_kl", last), mean("kl_ref", last)
+    assert (
+        f"the guide pays {beta * log_q * length:.1f} a completion (β·Σ log q), the KL costs {beta * kl * length:.1f}"
+        in said
+    )
+    assert f"are the trainer's to {short(mean('sampling/sampling_logp_difference/mean', last))} a token" in said
+    begins = next(e for e in log if e["sage/bonus_abs"] > 1 and e["sage/pseudo_kl"] < 0)
+    assert f"here at step {begins['step']}, with {begins['completions/clipped_ratio']:.0%} truncated" in said
+    readme = ROOT.joinpath("README.md").read_text(encoding="utf-8")
+    cut, reward = mean("completions/clipped_ratio", last), mean("reward", last)
+    assert f"({cut:.0%} of its completions truncated, reward {short(reward)})" in readme
+
+    theory = ROOT.joinpath("docs", "theory.md").read_text(encoding="utf-8")
+    h = (1 - mean("completions/clipped_ratio", first)) / mean("completions/mean_length", first)
+    log_q = mean("kl_ref", first) - mean("sage/pseudo_kl", first)
+    q = math.exp(log_q)
+    assert f"ends with h = {short(h, 4)}, and Branch gives it log q = {short(log_q, 4)} a token" in theory
+    assert (
+        f"(1 − h)·q = {(1 - h) * q:.3f}: in this picture the optimum of Eq. 6 cuts {((1 - h) * q - 1) / (q - 1):.0%}"
+        in theory
+    )
+    assert f"the model itself, {mean('completions/clipped_ratio', first):.0%} at 1,024 tokens" in theory
+    assert f"are then worth {1000 * math.log(1.4):.0f} nats, and a right answer is worth 1/β = {1 / beta:.0f}" in theory
+
+
+def test_the_look_is_told_as_its_page_has_it():
+    page = (
+        ROOT.joinpath("docs", "results", "qwen1.5b.md").read_text(encoding="utf-8").split("# A look at the samples")[1]
+    )
+    said = " ".join(PAGE.split("**A look at the samples**")[1].split("\n- **")[0].split())
+    found = json.loads((LOOKED / "look.json").read_text())
+    cells = [[c.strip() for c in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")]
+
+    def shown(text):
+        return re.sub(r"\b0\.", ".", text).replace("-", "−")
+
+    tails = {cell[0]: shown(cell[6]) for cell in cells if len(cell) == 8 and cell[1] == "math500-l5"}
+    for arm, run in {
+        "GRPO": "grpo",
+        "Tempered": "tempered",
+        "without KL": "grpo_no_kl",
+        "Branch (exact)": "branch_exact",
+    }.items():
+        assert f"{arm} {tails[f'{run}-s3']}" in said
+    apart = set()
+    for run, by in found["patterns"].items():
+        for task, own in by.items():
+            base = found["patterns"]["base"][task]
+            if min(own["problems"], base["problems"]) >= 3:
+                for name, f in own["frequency"].items():
+                    if f["low"] > base["frequency"][name]["high"] or f["high"] < base["frequency"][name]["low"]:
+                        apart.add((run, task, name))
+    assert apart == {
+        ("grpo_no_kl-s3", "knights-knaves", "contradiction"),
+        ("grpo_no_kl-s3", "knights-knaves", "structural"),
+        ("branch_exact-s3", "knights-knaves", "constraint set-up"),
+    }
+    puzzles = {cell[0]: cell for cell in cells if len(cell) == 7 and cell[1] == "knights-knaves"}
+    base, free, exact = (puzzles[run] for run in ("base", "grpo_no_kl-s3", "branch_exact-s3"))
+    assert (
+        f"without KL a contradiction is in {shown(free[6])} of them and a structural step in none of {free[3]}" in said
+    )
+    assert f"(the base: {shown(base[6])} and {shown(base[5])})" in said
+    assert f"constraints are set up in {shown(exact[4])} (the base: {shown(base[4])})" in said
+    right = {run: {task: own["solutions"] for task, own in by.items()} for run, by in found["patterns"].items()}
+    drawn = {task: sum(map(len, by.values())) for task, by in found["perplexity"]["base"].items()}
+    collapsed = right["branch_exact-s3"]
+    assert (
+        f"{collapsed['math500-l5']} of its {drawn['math500-l5']:,} samples of MATH-500 level 5 are right (the base: {right['base']['math500-l5']})"
+        in PAGE
+    )
+    assert (
+        f"its pass@1, mean of the four tasks, is {short(np.mean([collapsed[t] / drawn[t] for t in drawn]))} where"
+        in PAGE
+    )
+    halves = []
+    for run in ("branch_exact-s3", "tempered-s3", "grpo_no_kl-s3"):
+        rewards = [entry["reward"] for entry in looked_log(run)]
+        halves.append(f"{short(np.mean(rewards[:40]))}, {short(np.mean(rewards[40:]))}")
+    assert f"reward, first 40 steps and last 40: {'; '.join(halves)}." in PAGE
+
+
+def test_the_shares_of_a_gpu_that_compute_wrongly_are_told_as_they_were_found():
+    shares = json.loads(ROOT.joinpath("results", "gpu", "mps_share.json").read_text())["shares"]
+    faq = ROOT.joinpath("docs", "faq.md").read_text(encoding="utf-8")
+    sound = [share for share, found in shares.items() if not found["wrong"]]
+    wrong = {share: len(found["wrong"]) for share, found in shares.items() if found["wrong"]}
+    *others, last = wrong
+    assert f"with a share of {' or '.join(sound)} all 26 were right, with {', '.join(others)} or {last} between " in faq
+    assert f"between {min(wrong.values())} and {max(wrong.values())} of them were not" in faq
 
 
 def test_the_engine_that_was_broken_is_told_as_it_was_read_again():
