@@ -539,15 +539,11 @@ def test_the_look_is_told_as_its_page_has_it():
     assert f"constraints are set up in {shown(exact[4])} (the base: {shown(base[4])})" in said
     right = {run: {task: own["solutions"] for task, own in by.items()} for run, by in found["patterns"].items()}
     drawn = {task: sum(map(len, by.values())) for task, by in found["perplexity"]["base"].items()}
-    collapsed = right["branch_exact-s3"]
-    assert (
-        f"{collapsed['math500-l5']} of its {drawn['math500-l5']:,} samples of MATH-500 level 5 are right (the base: {right['base']['math500-l5']})"
-        in PAGE
-    )
-    assert (
-        f"its pass@1, mean of the four tasks, is {short(np.mean([collapsed[t] / drawn[t] for t in drawn]))} where"
-        in PAGE
-    )
+    collapsed, of = right["branch_exact-s3"], drawn["math500-l5"]
+    said = f"{collapsed['math500-l5']} of its {of:,} samples of MATH-500 level 5 are right"
+    assert f"{said} (the base: {right['base']['math500-l5']})" in PAGE
+    mean = np.mean([collapsed[task] / drawn[task] for task in drawn])
+    assert f"its pass@1, mean of the four tasks, is {short(mean)} where" in PAGE
     halves = []
     for run in ("branch_exact-s3", "tempered-s3", "grpo_no_kl-s3"):
         rewards = [entry["reward"] for entry in looked_log(run)]

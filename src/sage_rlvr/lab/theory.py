@@ -200,9 +200,7 @@ def endless(chance: float = 0.01, cuts: tuple[int, int] = (200, 800)) -> Check:
             gap = max(gap, abs(shares[-1] - ratio**cut / (ratio**cut + ended)))
     limit = (ratio - 1) / (q - 1)
     below, above = shares[:2], shares[2:]
-    text = "at a cut of {} and {} are cut: below {:.2f} and {:.2f}; above {:.2f} and {:.2f}".format(
-        *cuts, *below, *above
-    )
+    text = "share cut at {} and {}: below {:.2f}, {:.2f}; above {:.2f}, {:.2f}".format(*cuts, *below, *above)
     holds = gap < 1e-9 and below[1] < 0.05 < below[0] and abs(above[1] - limit) < 1e-9 and limit > 0.5
     return Check("A guide with (1 − chance to end)·q > 1 has no optimum of finite length", text, holds)
 
