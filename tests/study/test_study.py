@@ -118,8 +118,14 @@ def test_a_study_extends_another(study_file, tmp_path):
     assert study.evaluate == was.evaluate | {"n": 3}
     (beside := below.parent / "beside.yaml").write_text(yaml.safe_dump(over))
     assert load_study(beside).variants == study.variants
-    (packaged := tmp_path / "own.yaml").write_text("extends: qwen1.5b\nseeds: [9]\n")
+    (packaged := tmp_path / "own.yaml").write_text(
+        "extends: qwen1.5b\nseeds: [9]\ntrain: {sft: null, use_vllm: null}\n"
+    )
     assert load_study(packaged).runs()[-1] == "tempered-s9"
+    was = load_study("qwen1.5b").settings_of("tempered-s0")
+    assert was.pop("use_vllm")
+    assert "sft" not in was, "its recipe has one"
+    assert load_study(packaged).settings_of("tempered-s9") == was | {"seed": 9}
     for text, sentence in {
         "extends: own.yaml\n": r"own\.yaml extends itself, by way of own\.yaml",
         "extends: [mini]\n": "not the name of one study",

@@ -122,7 +122,9 @@ def _content(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(named, str):
         raise UserError(f"{path.name}: extends: {named!r} is not the name of one study; write extends: qwen1.5b.")
     beside = path.parent / named
-    return merged(_content(_file(beside if beside.is_file() else named), (*above, path.resolve())), own)
+    below = _content(_file(beside if beside.is_file() else named), (*above, path.resolve()))
+    below["train"] = _extended(below.get("train") or {})  # what its nulls took out of a recipe stays out
+    return merged(below, own)
 
 
 def list_studies() -> dict[str, str]:
