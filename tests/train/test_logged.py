@@ -56,6 +56,10 @@ def test_a_guide_that_pays_for_rambling_is_named_once_before_all_is_lost(folder,
         printed = capsys.readouterr().out
         assert printed.count("the guide pays more than the task") == said
     assert "at step 57 the guide pays more than the task: the bonus is 1.04 a completion" in printed
+    PaidToRamble().on_log(
+        None, state, None, logs={"sage/bonus_abs": 2.0, "sage/pseudo_kl": 0.1}
+    )  # the leash costs more
+    assert not capsys.readouterr().out
     cut = {entry["step"]: entry["completions/clipped_ratio"] for entry in lost if "reward" in entry}
     assert cut[57] < 0.32
     assert min(cut[step] for step in range(73, 81)) > 0.85
