@@ -127,7 +127,7 @@ def test_a_study_extends_another(study_file, tmp_path):
     assert "sft" not in was, "its recipe has one"
     assert load_study(packaged).settings_of("tempered-s9") == was | {"seed": 9}
     for text, sentence in {
-        "extends: own.yaml\n": r"own\.yaml extends itself, by way of own\.yaml",
+        "extends: own.yaml\n": r"study own\.yaml extends itself \(own\.yaml → own\.yaml\)",
         "extends: [mini]\n": "not the name of one study",
         "extends: minni\n": "there is no study 'minni'",
     }.items():

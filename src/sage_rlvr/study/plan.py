@@ -26,7 +26,7 @@ from typing import Any
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.models import write_whole
-from sage_rlvr.train.recipes import list_recipes, load_recipe, merged, read_yaml
+from sage_rlvr.train.recipes import layers, list_recipes, load_recipe, merged
 
 RECORD = "study.json"
 
@@ -111,20 +111,19 @@ def _file(path_or_name: str | Path) -> Path:
     return packaged
 
 
-def _content(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+def _content(path: Path) -> dict[str, Any]:
     """What a file says, laid over the study it extends."""
-    if path.resolve() in above:
-        raise UserError(f"study {above[0].name} extends itself, by way of {above[-1].name}: take one extends: out.")
-    own = read_yaml(path)
-    if "extends" not in own:
-        return own
-    named = own.pop("extends")
-    if not isinstance(named, str):
-        raise UserError(f"{path.name}: extends: {named!r} is not the name of one study; write extends: qwen1.5b.")
-    beside = path.parent / named
-    below = _content(_file(beside if beside.is_file() else named), (*above, path.resolve()))
-    below["train"] = _extended(below.get("train") or {})  # what its nulls took out of a recipe stays out
-    return merged(below, own)
+    whole: dict[str, Any] = {}
+    for _, own in layers(path.resolve(), _below, "study", "qwen1.5b"):
+        if "train" in whole:
+            whole["train"] = _extended(whole["train"] or {})  # what its nulls took out of a recipe stays out
+        whole = merged(whole, own) if whole else own
+    return whole
+
+
+def _below(file: Path, named: str) -> Path:
+    beside = file.parent / named
+    return (beside if beside.is_file() else _file(named)).resolve()
 
 
 def list_studies() -> dict[str, str]:

@@ -6,6 +6,7 @@ sft: null                     # removed
 """
 
 import re
+from collections.abc import Callable
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -15,12 +16,14 @@ import yaml
 
 from sage_rlvr.errors import UserError
 
+Place = Path | Traversable  # of a file; the latter inside a zip
+
 
 def load_recipe(path_or_name: str | Path) -> dict[str, Any]:
     """The settings of a recipe, those it extends merged in. An existing path wins; else a packaged name ("branch",
     "branch.yaml" or "recipes/branch.yaml")."""
     path = Path(path_or_name)
-    return _load(path.resolve() if path.is_file() else _packaged(str(path_or_name)), ())
+    return _load(path.resolve() if path.is_file() else _packaged(str(path_or_name)))
 
 
 def list_recipes() -> dict[str, str]:
@@ -43,20 +46,33 @@ def merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _load(file: Path | Traversable, chain: tuple[str, ...]) -> dict[str, Any]:
-    if str(file) in chain:
-        loop = " → ".join(Path(name).name for name in [*chain[chain.index(str(file)) :], str(file)])
-        raise UserError(f"recipe {Path(chain[0]).name} extends itself ({loop}): take one extends: out.")
-    own = read_yaml(file)
-    below: dict[str, Any] = {}
-    if "extends" in own:
+def layers(
+    file: Place, find: Callable[[Any, str], Place], kind: str, example: str
+) -> list[tuple[Place, dict[str, Any]]]:
+    """A YAML file and those it extends by way of ``find``, lowest first: each with what it says itself."""
+    found: list[tuple[Place, dict[str, Any]]] = []
+    while True:
+        names = [str(f) for f, _ in found]
+        if str(file) in names:
+            loop = " → ".join(Path(name).name for name in [*names[names.index(str(file)) :], str(file)])
+            raise UserError(f"{kind} {Path(names[0]).name} extends itself ({loop}): take one extends: out.")
+        own = read_yaml(file)
+        found.append((file, own))
+        if "extends" not in own:
+            return found[::-1]
         named = own.pop("extends")
         if not isinstance(named, str):
-            raise UserError(f"{file}: extends: {named!r} is not the name of one recipe; write extends: branch.yaml.")
-        below = _load(_beside(file, named) or _packaged(named), (*chain, str(file)))
-    if isinstance(own.get("sft"), str) and (near := _beside(file, own["sft"])):
-        own["sft"] = str(near)  # so that it is found from any working directory
-    return merged(below, own)
+            raise UserError(f"{file}: extends: {named!r} is not the name of one {kind}; write extends: {example}.")
+        file = find(file, named)
+
+
+def _load(file: Path | Traversable) -> dict[str, Any]:
+    whole: dict[str, Any] = {}
+    for at, own in layers(file, lambda f, named: _beside(f, named) or _packaged(named), "recipe", "branch.yaml"):
+        if isinstance(own.get("sft"), str) and (near := _beside(at, own["sft"])):
+            own["sft"] = str(near)  # so that it is found from any working directory
+        whole = merged(whole, own)
+    return whole
 
 
 def _beside(file: Path | Traversable, named: str) -> Path | None:
