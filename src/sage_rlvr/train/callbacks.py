@@ -49,44 +49,49 @@ class SaveOnSigterm(TrainerCallback):
             signal.signal(signal.SIGTERM, self._before)
 
 
-class OnPolicy(TrainerCallback):
-    """Says once that the tokens cannot be the policy's own: log π − log π_ref has a mean below 0 beside a KL that is not small.
-    On policy both estimate the same divergence. For runs without a guide, with one update a rollout batch."""
+class SaidOnce(TrainerCallback):
+    """Prints its sentence at the first log with ``metric`` above ``limit`` and a mean of log π − log(q·π_ref) below 0."""
 
-    LEAST = 0.05  # nats a token: below it the mean of a few rows may be negative by chance
-
-    def __init__(self) -> None:
-        self.said = False
+    metric: str
+    limit: float
+    said = False
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        kl, mean = ((logs or {}).get(name, 0.0) for name in ("kl_ref", "sage/pseudo_kl"))
-        if state.is_world_process_zero and not self.said and kl > self.LEAST and mean < 0:
+        value, mean = ((logs or {}).get(name, 0.0) for name in (self.metric, "sage/pseudo_kl"))
+        if state.is_world_process_zero and not self.said and value > self.limit and mean < 0:
             self.said = True
-            print(
-                f"sage: at step {state.global_step} kl_ref is {kl:.3g} and the mean of log π − log π_ref {mean:.3g}, which on "
-                "policy can not be below 0: the tokens come from another policy than the one that is trained. "
-                "Look for dropout, or for a sampler with other weights or numerics (docs: FAQ)."
-            )
+            print(f"sage: at step {state.global_step} {self.sentence(value, mean)}")
+
+    def sentence(self, value: float, mean: float) -> str:
+        raise NotImplementedError
 
 
-class PaidToRamble(TrainerCallback):
-    """Says once that the guide pays more than the task: the bonus of exact credit (k1-reward alone logs it) moves an advantage by
-    more than a right answer does, and D̃ is below 0, so that more text of this kind earns more of it (docs: Theory)."""
+class OnPolicy(SaidOnce):
+    """The tokens cannot be the policy's own: on policy the KL and the mean of log π − log π_ref estimate the same divergence. For
+    runs without a guide, with one update a rollout batch."""
 
-    MOST = 1.0  # what a right answer earns
+    metric, limit = "kl_ref", 0.05  # nats a token: below it the mean of a few rows may be negative by chance
 
-    def __init__(self) -> None:
-        self.said = False
+    def sentence(self, value: float, mean: float) -> str:
+        return (
+            f"kl_ref is {value:.3g} and the mean of log π − log π_ref {mean:.3g}, which on policy can not be below 0: the tokens "
+            "come from another policy than the one that is trained. Look for dropout, or for a sampler with other weights or "
+            "numerics (docs: FAQ)."
+        )
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        paid, mean = ((logs or {}).get(name, 0.0) for name in ("sage/bonus_abs", "sage/pseudo_kl"))
-        if state.is_world_process_zero and not self.said and paid > self.MOST and mean < 0:
-            self.said = True
-            print(
-                f"sage: at step {state.global_step} the guide pays more than the task: the bonus is {paid:.3g} a completion, a "
-                "right answer earns 1, and long uncertain text earns most (look at completions/clipped_ratio and entropy). Train "
-                "with guide_center=batch, which takes the mean of log q out, or with a smaller beta (docs: Theory)."
-            )
+
+class PaidToRamble(SaidOnce):
+    """The guide pays more than the task: the bonus of exact credit (k1-reward alone logs it) moves an advantage by more than a
+    right answer does, and D̃ is below 0, so that more text of this kind earns more of it (docs: Theory)."""
+
+    metric, limit = "sage/bonus_abs", 1.0  # what a right answer earns
+
+    def sentence(self, value: float, mean: float) -> str:
+        return (
+            f"the guide pays more than the task: the bonus is {value:.3g} a completion, a right answer earns 1, and long "
+            "uncertain text earns most (look at completions/clipped_ratio and entropy). Train with guide_center=batch, which "
+            "takes the mean of log q out, or with a smaller beta (docs: Theory)."
+        )
 
 
 SHOWN = {"reward": "reward", "kl": "kl", "kl_ref": "kl_ref", "entropy": "entropy", "loss": "loss"}
