@@ -4,6 +4,7 @@ import json
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -114,3 +115,21 @@ def test_the_probe_of_shares_finds_nothing_wrong_here_and_would_find_it(tmp_path
     wrong = x @ w
     wrong[-1] = wrong[-1].roll(1)
     assert mps_share.gap(wrong, x, w) > mps_share.LOOSE
+
+
+def test_the_probe_of_shares_keeps_what_it_found_when_it_is_cut_short(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks/gpu"))
+    import mps_share
+
+    def start(share, *_):
+        if share == 50:
+            raise KeyboardInterrupt
+        return SimpleNamespace(returncode=0, communicate=lambda: ('{"wrong": ["q 1"]}', None))
+
+    monkeypatch.setattr(mps_share, "start", start)
+    monkeypatch.setattr(
+        "sys.argv", ["mps_share.py", "--tiny", "--shares", "40", "50", "--out", str(tmp_path / "s.json")]
+    )
+    with pytest.raises(KeyboardInterrupt):
+        mps_share.main()
+    assert json.loads((tmp_path / "s.json").read_text())["shares"] == {"40": {"wrong": ["q 1"]}}
