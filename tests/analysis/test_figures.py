@@ -31,12 +31,12 @@ def test_bars_of_a_run_keep_their_place_and_colour(drawn, tmp_path):
     assert len({colour for colour, *_ in looks[0].values()}) == len(RUNS)
 
 
-def test_lines_of_a_run_keep_their_colour(drawn, tmp_path):
+def test_lines_of_a_run_keep_their_colour():
     x = np.linspace(1.1, 9, 50)
     with figures.panels(2) as (_, axes):
         figures.draw_perplexity(axes[0, 0], dict.fromkeys(RUNS, x))
         figures.draw_perplexity(axes[0, 1], {run: x[:0] if run == "first" else x for run in RUNS})
-        whole, some = ({drawn.get_label(): drawn.get_color() for drawn in ax.lines} for ax in axes.flat)
+        whole, some = ({x.get_label(): x.get_color() for x in ax.lines} for ax in axes.flat)
     assert some == {run: colour for run, colour in whole.items() if run != "first"}
 
 

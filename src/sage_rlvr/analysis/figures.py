@@ -21,11 +21,10 @@ def patterns_figure(found: Mapping[str, Mapping[str, TaskPatterns]], path: Path)
     said = []
     with panels(len(tasks), width=4.4) as (figure, axes):
         for ax, task in zip(axes.flat, tasks):
-            runs = {run: by[task] for run, by in found.items() if task in by}
-            names = list(dict.fromkeys(n for t in runs.values() for n in t.frequency))
+            runs = [(i, run, by[task]) for i, (run, by) in enumerate(found.items()) if task in by]
+            names = list(dict.fromkeys(n for *_, t in runs for n in t.frequency))
             wide = 0.8 / len(found)
-            for run, t in runs.items():
-                i = list(found).index(run)
+            for i, run, t in runs:
                 own = [t.frequency[n] for n in names]
                 y = np.array([f.per_problem for f in own])
                 reach = np.abs(np.array([[f.low, f.high] for f in own]).T - y)

@@ -189,17 +189,20 @@ def ending_world(chance: float, cut: int) -> World:
 
 def endless(chance: float = 0.01, cuts: tuple[int, int] = (200, 800)) -> Check:
     """Eq. 4 where every token has the same q: with (1 − chance)·q < 1 texts end, above it most are cut, wherever the cut is."""
-    shares, gap = [], 0.0
-    for log_q in (0.005, 0.05):
-        ratio, q = (1 - chance) * math.exp(log_q), math.exp(log_q)
-        for cut in cuts:
-            world = ending_world(chance, cut)
-            counted = (world.nodes < cut).double()
-            shares.append(float(solutions.sage(world, BETA, log_q * counted)[-1]))
-            ended = chance * q * (ratio**cut - 1) / (ratio - 1)
-            gap = max(gap, abs(shares[-1] - ratio**cut / (ratio**cut + ended)))
-    limit = (ratio - 1) / (q - 1)
-    below, above = shares[:2], shares[2:]
+
+    def share_cut(q: float, cut: int) -> float:
+        world = ending_world(chance, cut)
+        return float(solutions.sage(world, BETA, math.log(q) * (world.nodes < cut).double())[-1])
+
+    def closed_form(q: float, cut: int) -> float:
+        ratio = (1 - chance) * q
+        return ratio**cut / (ratio**cut + chance * q * (ratio**cut - 1) / (ratio - 1))
+
+    small, large = 1.005, 1.05
+    below, above = ([share_cut(q, cut) for cut in cuts] for q in (small, large))
+    closed = [closed_form(q, cut) for q in (small, large) for cut in cuts]
+    gap = max(abs(found - told) for found, told in zip(below + above, closed))
+    limit = ((1 - chance) * large - 1) / (large - 1)
     text = "share cut at {} and {}: below {:.2f}, {:.2f}; above {:.2f}, {:.2f}".format(*cuts, *below, *above)
     holds = gap < 1e-9 and below[1] < 0.05 < below[0] and abs(above[1] - limit) < 1e-9 and limit > 0.5
     return Check("A guide with (1 − chance to end)·q > 1 has no optimum of finite length", text, holds)
