@@ -121,14 +121,19 @@ def _copied(model: Path, to: Path) -> Path:
     return to
 
 
-def demonstration_rows(problems: int, after: int = 0, skew: float = 0.9, seed: int = 0) -> list[dict[str, str]]:
-    """countdown-ltr problems with one demonstration each, in the symbols format (METHOD section 10).
+def demonstration_rows(
+    problems: int, after: int = 0, skew: float = 0.9, seed: int = 0, task: str = "countdown-ltr"
+) -> list[dict[str, str]]:
+    """Problems of a left-to-right countdown with one demonstration each, in the symbols format (METHOD section 10).
 
     ``after``: the first so many problems of the seed are left to RL.
     """
-    from sage_rlvr.tasks import demonstrations, generate_ltr, to_messages
+    from sage_rlvr.tasks import demonstrations, get_task, to_messages
 
-    made = generate_ltr(after + problems, seed=seed)[after:]
+    generate = get_task(task).generate
+    if generate is None:
+        raise UserError(f"demonstrations: task {task!r} is not generated here; name countdown-ltr or countdown-hard.")
+    made = generate(after + problems, seed, "train")[after:]
     prompts = [to_messages(p, "symbols")[0]["content"] for p in made]
     return [{"prompt": p, "completion": answer} for p, answer in zip(prompts, demonstrations(made, skew, seed))]
 

@@ -1,6 +1,7 @@
 """Floor 2. Problems, prompts, scorers, decontamination: what is asked, how, and what counts as right."""
 
 from sage_rlvr.tasks.countdown import demonstrations, generate_countdown, generate_ltr, solutions
+from sage_rlvr.tasks.countdown_hard import generate_hard
 from sage_rlvr.tasks.decontaminate import Report, decontaminate, evaluation_problems
 from sage_rlvr.tasks.loading import load_task, read_task
 from sage_rlvr.tasks.prompts import (
@@ -41,6 +42,7 @@ __all__ = [
     "distinct_solution",
     "evaluation_problems",
     "generate_countdown",
+    "generate_hard",
     "generate_ltr",
     "get_format",
     "get_task",

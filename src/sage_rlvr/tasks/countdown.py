@@ -12,22 +12,47 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.tasks.registry import Problem, Source, Task, register_task
 
-_Drawn = tuple[list[int], int]  # numbers, target
+Drawn = tuple[list[int], int]  # numbers, target
+Key = tuple[tuple[int, ...], int]  # the same, numbers sorted
 TEST_SHARE = 0.2  # of all (numbers, target) pairs
 FIVE, FAR, FRESH = "countdown-ltr-5", "countdown-ltr-far", "countdown-ltr-fresh"
 USED = 1_000  # problems of countdown-ltr that a study may have looked at
+LTR_QUESTION = (
+    "Use the numbers {numbers}, each exactly once and in any order, joined by +, - or *, to reach {target}. "
+    "Evaluate strictly from left to right, with no precedence and no brackets. Answer with the expression alone."
+)
 _ATTEMPTS = 2_000  # draws for one index before we say that the world is used up
 
 
 def solutions(numbers: Sequence[int], target: int) -> list[str]:
     """Every right answer of countdown-ltr, spelt like 3+4*2-1, given order first; equal numbers give one answer once."""
-    return list(dict.fromkeys(text for value, text in _candidates(tuple(numbers)) if value == target))
+    by_used = _by_used(tuple(numbers))
+
+    def ways(used: int, value: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """(places, signs) that make ``value`` of the numbers in ``used``: the last step is taken back, where it can be."""
+        if used.bit_count() == 1:
+            yield (used.bit_length() - 1,), ()
+            return
+        for i, b in enumerate(numbers):
+            rest = used ^ 1 << i
+            if rest < used:  # i is among them
+                times = [value // b] if b and value % b == 0 else [] if b or value else by_used[rest]
+                for sign, before in [(0, value - b), (1, value + b), *((2, v) for v in times)]:
+                    if before in by_used[rest]:
+                        yield from (((*places, i), (*signs, sign)) for places, signs in ways(rest, before))
+
+    found = sorted(ways(len(by_used) - 1, target)) if target in by_used[-1] else []
+    return list(dict.fromkeys(_spelt([numbers[i] for i in places], signs) for places, signs in found))
+
+
+def _spelt(order: Sequence[int], signs: Sequence[int]) -> str:
+    return str(order[0]) + "".join(f"{'+-*'[sign]}{number}" for sign, number in zip(signs, order[1:]))
 
 
 def reachable(numbers: Sequence[int], low: int = 0, high: int = 99) -> list[int]:
@@ -35,7 +60,7 @@ def reachable(numbers: Sequence[int], low: int = 0, high: int = 99) -> list[int]
     return sorted(value for value in _values(tuple(sorted(numbers))) if low <= value <= high)
 
 
-def _candidates(numbers: tuple[int, ...]) -> Iterator[tuple[int, str]]:
+def candidates(numbers: tuple[int, ...]) -> Iterator[tuple[int, str]]:
     """All n!·3ⁿ⁻¹ answers with their values, numbers in the given order first."""
     for order in itertools.permutations(numbers):
         heads = [(order[0], str(order[0]))]
@@ -44,9 +69,13 @@ def _candidates(numbers: tuple[int, ...]) -> Iterator[tuple[int, str]]:
         yield from heads
 
 
-@lru_cache(maxsize=1 << 13)  # four digits make 495 multisets
+@lru_cache(maxsize=512)  # four digits make 495 multisets
 def _values(numbers: tuple[int, ...]) -> frozenset[int]:
-    """The values alone: five numbers have 9,720 answers but far fewer values, so sets are kept by which numbers are used."""
+    return frozenset(_by_used(numbers)[-1])
+
+
+def _by_used(numbers: tuple[int, ...]) -> list[set[int]]:
+    """The values that each choice of numbers makes, by its bits: five have 9,720 answers but far fewer values."""
     n = len(numbers)
     by_used: list[set[int]] = [set() for _ in range(1 << n)]
     for i, number in enumerate(numbers):
@@ -55,7 +84,7 @@ def _values(numbers: tuple[int, ...]) -> frozenset[int]:
         for i, b in enumerate(numbers):
             if not used >> i & 1:
                 by_used[used | 1 << i].update(w for v in by_used[used] for w in (v + b, v - b, v * b))
-    return frozenset(by_used[-1])
+    return by_used
 
 
 def generate_ltr(
@@ -68,16 +97,12 @@ def generate_ltr(
 ) -> list[Problem]:
     """n problems: ``count`` numbers of 1..max_number, a target drawn evenly from those they reach. count=5: a harder set."""
 
-    def draw(rng: random.Random) -> _Drawn | None:
+    def draw(rng: random.Random) -> Drawn | None:
         numbers = [rng.randint(1, max_number) for _ in range(count)]
         can = reachable(numbers, *targets)
         return (numbers, rng.choice(can)) if can else None
 
-    question = (
-        "Use the numbers {numbers}, each exactly once and in any order, joined by +, - or *, to reach {target}. "
-        "Evaluate strictly from left to right, with no precedence and no brackets. Answer with the expression alone."
-    )
-    return _problems("countdown-ltr", n, (seed, split, count, max_number, *targets), draw, question)
+    return make_problems("countdown-ltr", n, (seed, split, count, max_number, *targets), draw, LTR_QUESTION)
 
 
 def generate_ltr_five(n: int, seed: int = 0, split: str = "train") -> list[Problem]:
@@ -100,7 +125,7 @@ def generate_ltr_fresh(n: int, seed: int = 0, split: str = "train") -> list[Prob
     return [replace(p, id=p.id.replace(p.task, FRESH, 1), task=FRESH) for p in fresh]
 
 
-def _key(problem: Problem) -> tuple[tuple[int, ...], int]:
+def _key(problem: Problem) -> Key:
     return tuple(sorted(problem.meta["numbers"])), problem.meta["target"]
 
 
@@ -114,7 +139,7 @@ def generate_countdown(
 ) -> list[Problem]:
     """n problems of 3 or 4 numbers up to 99, the target being the value of a random expression, so that there is one."""
 
-    def draw(rng: random.Random) -> _Drawn | None:
+    def draw(rng: random.Random) -> Drawn | None:
         numbers = [rng.randint(1, max_number) for _ in range(rng.randint(*counts))]
         value = _random_value(numbers, rng)
         return (numbers, int(value)) if value.denominator == 1 and targets[0] <= value <= targets[1] else None
@@ -123,7 +148,7 @@ def generate_countdown(
         "Use the numbers {numbers}, each exactly once, with +, -, *, / and brackets, to reach {target}. "
         "The usual precedence holds. Answer with the expression alone."
     )
-    return _problems("countdown", n, (seed, split, *counts, max_number, *targets), draw, question)
+    return make_problems("countdown", n, (seed, split, *counts, max_number, *targets), draw, question)
 
 
 def _random_value(numbers: Sequence[int], rng: random.Random) -> Fraction:
@@ -136,17 +161,24 @@ def _random_value(numbers: Sequence[int], rng: random.Random) -> Fraction:
     return pool[0]
 
 
-def _problems(
-    name: str, n: int, world: tuple[Any, ...], draw: Callable[[random.Random], _Drawn | None], question: str
+def make_problems(
+    name: str,
+    n: int,
+    world: tuple[Any, ...],
+    draw: Callable[[random.Random], Drawn | None],
+    question: str,
+    owner: Callable[[Key], str] | None = None,
 ) -> list[Problem]:
-    """Problem i comes from its own generator; what an earlier index has, or the other split owns, is drawn again."""
+    """Problem i comes from its own generator; what an earlier index has, or the other split owns, is drawn again. ``owner``
+    says which split a problem is of (default: a hash of numbers and target)."""
     seed, split = world[:2]
+    owner = owner or partial(split_of, name)
     out, seen = [], set()
     for i in range(n):
         rng = random.Random(repr((name, i, world)))
         for _ in range(_ATTEMPTS):
             drawn = draw(rng)
-            if drawn and (key := (tuple(sorted(drawn[0])), drawn[1])) not in seen and _split_of(name, key) == split:
+            if drawn and (key := (tuple(sorted(drawn[0])), drawn[1])) not in seen and owner(key) == split:
                 break
         else:
             raise UserError(
@@ -161,7 +193,8 @@ def _problems(
     return out
 
 
-def _split_of(name: str, key: tuple[tuple[int, ...], int]) -> str:
+def split_of(name: str, key: object) -> str:
+    """train or test, by a hash of the task's name and what is held out whole."""
     digest = hashlib.blake2b(repr((name, key)).encode(), digest_size=8).digest()
     return "test" if int.from_bytes(digest, "big") < TEST_SHARE * 2**64 else "train"
 
