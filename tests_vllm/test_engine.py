@@ -17,6 +17,7 @@ from sage_rlvr.evaluate.backends import choose, make_backend
 from sage_rlvr.evaluate.sampling import Request, Sampling
 from sage_rlvr.evaluate.transformers_backend import TransformersBackend
 from sage_rlvr.models import load_model, load_tokenizer
+from tests.models import tiny
 
 from .small import PROMPTS, blocks, logprob, requests, run
 
@@ -62,6 +63,32 @@ def test_greedy_tokens_and_their_log_probs_are_transformers(engines, base, adapt
     if adapted:
         plain = run(TransformersBackend(load_model(base), load_tokenizer(base), how, 4, static=False), rows)
         assert any(plain[row].token_ids != got[row].token_ids for row in rows), "the adapter counts"
+
+
+def test_one_engine_samples_several_adapters(base, adapter, tmp_path):
+    """Each as transformers does, whatever was worn before, the first one again included: prefixes are cached by adapter. Another
+    length or model is another engine's work."""
+    how, rows, tokenizer = Sampling(temperature=0, max_tokens=24), requests(base, len(PROMPTS)), load_tokenizer(base)
+    other = str(tiny.save_adapter(tmp_path / "other", base, seed=2))
+    engine = {"dtype": "float32", "kv_cache_gib": CACHE_GIB}
+    first = backend = make_backend("vllm", base, adapter, tokenizer, how, 32, **engine)
+    try:
+        said = []
+        for own in (adapter, other, adapter):
+            backend = make_backend("vllm", base, own, tokenizer, how, 32, **engine, latest=backend)
+            assert backend is first
+            got = run(backend, rows)
+            wanted = run(
+                TransformersBackend(load_model(base, own, dtype="float32"), tokenizer, how, 4, static=False), rows
+            )
+            assert [got[row].token_ids for row in rows] == [wanted[row].token_ids for row in rows]
+            said.append([got[row].text for row in rows])
+        assert said[0] == said[2] != said[1]
+        settings = backend.settings
+        for different in (replace(settings, context=1), replace(settings, model="m"), replace(settings, adapter=None)):
+            assert not backend.takes(different, backend.gpus)
+    finally:
+        backend.close()
 
 
 def test_samples_of_an_adapter(engines, base, adapter):

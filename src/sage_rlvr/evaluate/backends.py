@@ -108,6 +108,23 @@ def check_context(base: str, asks: list[Ask], max_tokens: int) -> int:
     return len(longest.prompt)
 
 
+class Engines:
+    """Holds the latest backend: evaluations one after the other of adapters on one base share an engine, whose start takes
+    about a minute. To be closed."""
+
+    def __init__(self) -> None:
+        self.latest: Backend | None = None
+
+    def take(self) -> Backend | None:
+        """The latest backend, for ``make_backend`` to use or to close."""
+        latest, self.latest = self.latest, None
+        return latest
+
+    def close(self) -> None:
+        if latest := self.take():
+            latest.close()
+
+
 def make_backend(
     kind: str,
     base: str,
@@ -121,11 +138,15 @@ def make_backend(
     trust_remote_code: bool = False,
     kv_cache_gib: float | None = None,
     engines_per_gpu: int = 1,
+    latest: Backend | None = None,
 ) -> Backend:
-    """Loads the model. ``dtype`` auto is the stored one, on CPU float32."""
+    """Loads the model. ``dtype`` auto is the stored one, on CPU float32. ``latest``: a backend to use if it will do, and to
+    close if not."""
     if kind == "vllm":
         memory = (gpu_memory_utilization / engines_per_gpu, kv_cache_gib)
-        return _vllm(base, adapter, tokenizer, how, longest, dtype, memory, engines_per_gpu, trust_remote_code)
+        return _vllm(base, adapter, tokenizer, how, longest, dtype, memory, engines_per_gpu, trust_remote_code, latest)
+    if latest is not None:
+        latest.close()
     import torch
 
     from sage_rlvr.evaluate.transformers_backend import TransformersBackend
@@ -147,6 +168,7 @@ def _vllm(
     memory: tuple[float, float | None],
     engines_per_gpu: int,
     trust_remote_code: bool,
+    latest: Backend | None,
 ) -> Backend:
     from peft import PeftConfig
     from transformers import GenerationConfig
@@ -174,5 +196,9 @@ def _vllm(
         trust_remote_code=trust_remote_code,
         more=((CACHE, int(gib * 2**30)),) if gib else (),
     )
-    gpus = visible_gpus() or ["cpu"]
-    return VllmBackend(settings, [gpu for gpu in gpus for _ in range(engines_per_gpu)])
+    gpus = [gpu for gpu in visible_gpus() or ["cpu"] for _ in range(engines_per_gpu)]
+    if isinstance(latest, VllmBackend) and latest.takes(settings, gpus):
+        return latest
+    if latest is not None:
+        latest.close()
+    return VllmBackend(settings, gpus)

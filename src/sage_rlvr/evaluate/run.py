@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate.backends import check_context, choose, fingerprints, make_backend, sources, tokenizer_of
+from sage_rlvr.evaluate.backends import (
+    Engines,
+    check_context,
+    choose,
+    fingerprints,
+    make_backend,
+    sources,
+    tokenizer_of,
+)
 from sage_rlvr.evaluate.sampling import Ask, Generation, Have, Request, Sampling, missing
 from sage_rlvr.models import write_whole
 from sage_rlvr.provenance import made_with
@@ -134,8 +142,9 @@ class EvalArguments:
 # ---- the whole verb ----------------------------------------------------------------------------------------------
 
 
-def evaluate(args: EvalArguments, console: Console | None = None) -> Path:
-    """Samples and judges what is missing from ``args.out``; answers that folder."""
+def evaluate(args: EvalArguments, console: Console | None = None, engines: Engines | None = None) -> Path:
+    """Samples and judges what is missing from ``args.out``; answers that folder. ``engines``: the caller's, who closes them,
+    so that several adapters are sampled by one."""
     kind, fmt = choose(args.backend), get_format(args.prompt_format)
     how = Sampling(args.temperature, args.top_p, args.min_p, args.top_k, args.max_tokens, fmt.stop)
     base, adapter = sources(args.model, args.adapter)
@@ -169,8 +178,10 @@ def evaluate(args: EvalArguments, console: Console | None = None) -> Path:
             "engines_per_gpu",
         )
         engine = {name: getattr(args, name) for name in names}
-        backend = make_backend(kind, base, adapter, tokenizer, how, longest, **engine)
-        stack.callback(backend.close)
+        if engines is None:
+            engines = stack.enter_context(closing(Engines()))
+        backend = make_backend(kind, base, adapter, tokenizer, how, longest, **engine, latest=engines.take())
+        engines.latest = backend
         golds = {(p.task, p.id): p.answer for problems, _ in kept.values() for p in problems}
         requests = missing(asks, args.seeds, args.n, have, backend.batch_size)
         with ProgressLine(total, present, console) as line, _ends_in_order():

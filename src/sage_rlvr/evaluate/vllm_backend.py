@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
@@ -64,11 +64,10 @@ class Engine:
                 f"vLLM could not start {settings.model} ({reason}): its log above says more; lower "
                 f"--gpu_memory_utilization if the GPU is shared, or use --backend transformers."
             ) from e
-        self.lora = None
+        self.adapters = count(1)
+        self.lora: Any = None
         if settings.adapter:
-            from vllm.lora.request import LoRARequest
-
-            self.lora = LoRARequest("adapter", 1, settings.adapter)
+            self.wear(settings.adapter)
         self.room = IN_FLIGHT * self.llm.llm_engine.vllm_config.scheduler_config.max_num_seqs
         self.peak = 0  # most requests ever in flight
         self.numbers = count()  # names of requests, never used again: a stopped run's last tokens may still come
@@ -76,6 +75,13 @@ class Engine:
         self.sums: dict[str, float] = {}  # log-prob so far of each that flies
         core = self.llm.llm_engine.engine_core
         self.take, core.get_output = core.get_output, self.receive
+
+    def wear(self, adapter: str) -> None:
+        """Requests from here on have this adapter. Its number and name are new, so that no prefix of another's is reused."""
+        from vllm.lora.request import LoRARequest
+
+        number = next(self.adapters)
+        self.lora = LoRARequest(f"adapter-{number}", number, adapter)
 
     def _engine_arguments(self) -> dict[str, Any]:
         s = self.settings
@@ -202,6 +208,16 @@ class VllmBackend:
         self.settings, self.gpus = settings, gpus
         self.engine = Engine(settings) if len(gpus) == 1 else None
         self.workers = None if self.engine else Workers(settings, gpus)
+
+    def takes(self, settings: EngineSettings, gpus: list[str]) -> bool:
+        """Whether it can sample what another backend would be started for: a single engine, of which an adapter alone differs
+        then wears that one."""
+        known, asked = (replace(s, adapter=None) for s in (self.settings, settings))
+        if self.engine is None or gpus != self.gpus or known != asked or not settings.adapter:
+            return False
+        self.engine.wear(settings.adapter)
+        self.settings = settings
+        return True
 
     def generate(self, requests: Iterator[Request]) -> Iterator[list[Generation]]:
         if self.engine:

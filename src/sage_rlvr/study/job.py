@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import time
+from contextlib import closing
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -153,9 +154,23 @@ def train_variant(study: Study, out: Path, run: str) -> str:
 
 
 def _evaluate(study: Study, model: str, folder: Path, run: str) -> None:
+    """The run's last weights, then those of the steps that ``path`` names, each in a folder of its own."""
+    from sage_rlvr.evaluate.backends import Engines
     from sage_rlvr.evaluate.run import EvalArguments, evaluate
 
-    evaluate(EvalArguments(**{"model": model, "out": str(folder), "run": run, **study.evaluate}))
+    settings = {"run": run, **study.evaluate}
+    path = settings.pop("path", {})
+    with closing(Engines()) as engines:
+        evaluate(EvalArguments(**{"model": model, "out": str(folder), **settings}), engines=engines)
+        for step in path.get("steps", []) if run != "base" else []:
+            own = {key: value for key, value in path.items() if key != "steps"}
+            weights = {"model": str(Path(model, f"checkpoint-{step}")), "out": str(at_step(folder, step))}
+            evaluate(EvalArguments(**{**settings, **own, **weights}), engines=engines)
+
+
+def at_step(folder: Path, step: int) -> Path:
+    """Where the evaluation of a run's earlier weights lies: beside that of its last ones."""
+    return folder.with_name(f"{folder.name}-{step}")
 
 
 if __name__ == "__main__":

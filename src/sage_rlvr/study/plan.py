@@ -8,7 +8,7 @@ variants:
   swept:   {guide: none, sweep: {beta: [0.01, 0.05]}}                     # becomes swept+beta0.01 and swept+beta0.05
   more:    {guide: none, seeds: [3407, 0, 1]}                             # seeds of its own
 seeds:     [3407]
-evaluate:  {tasks: [aime, amc23], n: 256, seeds: 5}
+evaluate:  {tasks: [aime, amc23], n: 256, seeds: 5}                       # path: {steps: [50, 100], n: 64}: checkpoints, too
 
 A study may extend another, beside it or packaged, and say what differs; null takes a part, a setting or a variant out:
 
@@ -55,6 +55,23 @@ class Study:
             raise UserError(f"study {self.name}: base: names either model_name_or_path or scratch.")
         if not self.evaluate.get("tasks"):
             raise UserError(f"study {self.name}: evaluate: names no tasks.")
+        self._check_path()
+
+    def _check_path(self) -> None:
+        """Checkpoints that are to be evaluated are written, and kept until then."""
+        path = self.evaluate.get("path", {})
+        if not isinstance(path, dict) or (path and not path.get("steps")):
+            raise UserError(f"study {self.name}: path is {path!r}; name steps, as in {{steps: [50, 100], n: 64}}.")
+        for variant in self.variants if path else ():
+            settings = merged(self.train, self.variants[variant])
+            every, last = settings.get("save_steps", 500), settings.get("max_steps", 0)
+            lost = [step for step in path["steps"] if type(step) is not int or step % every or not 0 < step < last]
+            if lost or settings.get("save_total_limit"):
+                raise UserError(
+                    f"study {self.name}: path names steps {path['steps']}, and {variant} keeps every {every} of {last} steps, "
+                    f"{settings.get('save_total_limit') or 'all'} of them: set save_steps so that it divides them, and "
+                    "save_total_limit to null."
+                )
 
     def runs(self) -> list[str]:
         """Every run's folder name, the base first."""

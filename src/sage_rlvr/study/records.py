@@ -1,6 +1,6 @@
 """A study without its samples and weights, in two small files, from which another machine goes on and tables are made again.
 
-FOLDER/runs.jsonl.gz       a line for the study, then one a finished run: its counts, its training log, its cost, its versions
+FOLDER/runs.jsonl.gz       a line for the study, then one per finished run: counts (of its path too), log, cost, versions
 FOLDER/base.tar.gz         the model every variant starts from, where the study made it: trained again it would be another one
 FOLDER/trained/RUN.tar.gz  on request: what was trained and is still to be evaluated, elsewhere
 
@@ -21,7 +21,7 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.compact import COUNTS, compact
 from sage_rlvr.models import write_whole
 from sage_rlvr.models.folders import whole_folder
-from sage_rlvr.study.job import START, STATUS, start_model
+from sage_rlvr.study.job import START, STATUS, at_step, start_model
 from sage_rlvr.study.plan import RECORD, Study, open_folder, read_folder, refuse_other
 from sage_rlvr.study.run import finished_runs, status_of
 
@@ -85,6 +85,9 @@ def _record(out: Path, run: str) -> dict[str, Any]:
         "status": {k: status[k] for k in KEPT if k in status},
         "counts": compact(out / run / "eval"),
     }
+    steps = read_folder(out).evaluate.get("path", {}).get("steps", []) if run != "base" else []
+    if steps:
+        record["path"] = {str(step): compact(at_step(out / run / "eval", step)) for step in steps}
     made = out / run / "eval" / "made.json"
     if made.is_file():
         record["made"] = json.loads(made.read_text(encoding="utf-8"))
@@ -191,6 +194,11 @@ def _lay(record: dict[str, Any], folder: Path) -> None:
     (folder / "eval").mkdir(parents=True)
     (folder / "train").mkdir(exist_ok=True)
     write_whole(folder / "eval" / COUNTS, json.dumps(record["counts"]) + "\n")
+    for step, counts in record.get("path", {}).items():
+        at = at_step(folder / "eval", step)
+        shutil.rmtree(at, ignore_errors=True)
+        at.mkdir()
+        write_whole(at / COUNTS, json.dumps(counts) + "\n")
     if "made" in record:
         write_whole(folder / "eval" / "made.json", json.dumps(record["made"]) + "\n")
     if "log" in record:
