@@ -19,11 +19,11 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate import run as run_module
 from sage_rlvr.evaluate.backends import fingerprints, make_backend
 from sage_rlvr.evaluate.counts import counts_of
-from sage_rlvr.evaluate.run import EvalArguments, Scribe, evaluate, judged_text
+from sage_rlvr.evaluate.run import EvalArguments, Scribe, evaluate
 from sage_rlvr.evaluate.sampling import Generation, Request
 from sage_rlvr.store.samples import SampleStore, StoreError
 from sage_rlvr.tasks import Problem, load_task, render
-from sage_rlvr.verify import Verdict
+from sage_rlvr.verify import Verdict, judged_text
 from tests import forked
 from tests.evaluate import run_eval_tiny as world
 from tests.models.tiny import save_broken
@@ -91,8 +91,7 @@ def test_a_truncated_completion_without_an_answer_is_wrong(whole):
     ],
 )
 def test_what_is_judged_of_a_completion(text, finish, judged):
-    request = Request("t", "p", 0, 0, ())
-    assert judged_text(Generation(request, [1], text, finish, 0.0)) == (text if judged else "")
+    assert judged_text(text, truncated=finish == "length") == (text if judged else "")
 
 
 def test_kill_nine_at_ten_moments_then_resume(model, whole, tmp_path):
@@ -305,7 +304,7 @@ class SlowJudges:
     def __init__(self):
         self.judged, self.backend, self.ahead = 0, None, 0
 
-    def judge(self, task, texts, golds):
+    def judge(self, task, texts, golds, questions):
         time.sleep(0.005)
         self.judged += 1
         self.ahead = max(self.ahead, self.backend.given - self.judged)
@@ -319,8 +318,8 @@ class NoLine:
 
 def scribe(store, backend, judges):
     judges.backend = backend
-    golds = {("t", f"p{i}"): "1" for i in range(200)}
-    return Scribe(store, judges, golds, "run", "m", NoLine())
+    asked = {("t", f"p{i}"): Problem(f"p{i}", "t", "0 + 1?", "1") for i in range(200)}
+    return Scribe(store, judges, asked, "run", "m", NoLine())
 
 
 @pytest.fixture
@@ -360,7 +359,7 @@ def test_a_scorer_that_stands_still_is_named_once(tmp_path, any_task, monkeypatc
     said, looks, backend = [], threading.Semaphore(0), Endless(batches)
 
     class Still(SlowJudges):
-        def judge(self, task, texts, golds):
+        def judge(self, task, texts, golds, questions):
             if not self.judged:
                 assert all(looks.acquire(timeout=1200) for _ in range(3)), "nobody looks"
                 run_module.STILL_S = 1e9  # the others do not stand still
@@ -382,7 +381,7 @@ class Verdicts:
     def __init__(self, *calls):
         self.calls, self.asked = list(calls), []
 
-    def judge(self, task, texts, golds):
+    def judge(self, task, texts, golds, questions):
         self.asked.append(list(golds))
         scores = {"right": 1.0, "timeout": 0.0, "gold timeout": None, "unverifiable gold": None}
         return [Verdict(scores[reason], "", reason) for reason in self.calls.pop(0)]

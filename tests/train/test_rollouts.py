@@ -201,6 +201,7 @@ def test_coverage_reaches_the_advantages(folder, tmp_path):
     assert shared > 3
     trainer.model.eval()  # what is evaluated is judged plainly
     prompts = ["1+1="] * 8
+    trainer._finished = torch.ones(8, dtype=torch.bool)
     plain = trainer._calculate_rewards([{}] * 8, prompts, ["aa", "ab", "d", "d", "0", "0", "9", "+"], [[1]] * 8)
     assert plain[:, 0].tolist() == [1.0] * 6 + [0.0] * 2
 

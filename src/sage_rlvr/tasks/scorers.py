@@ -23,7 +23,9 @@ Judge = Callable[[str, str], float | None]  # (extracted answer, gold) → verdi
 class Scorer(Protocol):
     """What make_scorer gives. Close it, or use it in a ``with``: the math scorer owns worker processes."""
 
-    def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[float | None]: ...
+    def score(
+        self, completions: Sequence[str], answers: Sequence[str], questions: Sequence[str] | None = None
+    ) -> list[float | None]: ...
     def close(self) -> None: ...
     def __enter__(self) -> "Scorer": ...
     def __exit__(self, *error: object) -> None: ...
@@ -36,7 +38,10 @@ class JudgeScorer:
         self.judge, self.fallback = judge, fallback
         self.block = judge is judge_knights  # who is what may take several lines
 
-    def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[float | None]:
+    def score(
+        self, completions: Sequence[str], answers: Sequence[str], questions: Sequence[str] | None = None
+    ) -> list[float | None]:
+        """``questions`` are for mathematics: these golds hold all there is to know."""
         if len(completions) != len(answers):
             raise UserError(
                 f"score: {len(completions)} completions but {len(answers)} answers; give one answer a completion."
@@ -200,9 +205,12 @@ class TaskReward:
             from sage_rlvr.verify import verifiable_reward  # one verifier for the process, and its metrics
 
             return verifiable_reward(completions, answer, **columns)
+        from sage_rlvr.verify.reward import judged_texts, questions_of
+
         if self.scorer is None:
             self.scorer = make_scorer(self.task_name, self.verifier, self.fallback)
-        return self.scorer.score([completion_text(c) for c in completions], list(answer))
+        texts = judged_texts([completion_text(c) for c in completions], columns.get("truncated"))
+        return self.scorer.score(texts, list(answer), questions_of(columns.get("prompts")))
 
     def extract(self, completion: str) -> str | None:
         """The answer a completion gives, as the scorer reads it: what a trainer counts when it counts distinct answers."""

@@ -219,6 +219,7 @@ class HeldOutPassAtK(TrainerCallback):
                 prompts = [row["prompt"] for row in mine]
                 completions = trainer._generate(prompts)[3]
             columns = {k: [row[k] for row in mine] for k in mine[0] if k != "prompt"}
+            columns["truncated"] = trainer.truncated()
             verdicts = self.reward_func(prompts=prompts, completions=completions, **columns)
             trainer._metrics["eval"].clear()
             self._log(gather_object(list(verdicts))[: len(self.rows) * self.n], step)

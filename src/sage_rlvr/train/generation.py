@@ -84,6 +84,10 @@ class GeneratingTrainer(ResumableTrainer):
         self._finished = torch.tensor(finished, device=self.accelerator.device)
         return out
 
+    def truncated(self) -> list[bool]:
+        """Of the completions generated last, those that the length limit ended: what rewards are told of them."""
+        return [] if self._finished is None else (~self._finished).tolist()
+
 
 def can_merge_beside(model: Any) -> bool:
     layers = [m for m in model.modules() if isinstance(m, BaseTunerLayer)]

@@ -111,6 +111,7 @@ class SAGETrainer(GeneratingTrainer):
     # ---- rewards ---------------------------------------------------------------------------------------------------
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        inputs = [{**row, "truncated": cut} for row, cut in zip(inputs, self.truncated(), strict=True)]
         with self._stopwatch("reward"):
             per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         rewards = (per_func * self.reward_weights.to(per_func.device)).nansum(1)

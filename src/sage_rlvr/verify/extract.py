@@ -18,7 +18,7 @@ def extract_answer(text: str, fallback: bool = False) -> str | None:
     1. What follows the last ``<SOLUTION>``, up to ``</SOLUTION>`` or, since generation stops at that tag and most backends
        cut it off, up to the end of the text; a ``\boxed`` in there is opened. A blank one is no answer, and neither is
        an unclosed one whose braces do not balance: that completion was cut short. (One cut inside a plain number looks like a
-       finished one; whoever knows that the length limit ended a completion should not score it.)
+       finished one; whoever knows that the length limit ended a completion asks ``judged_text`` first.)
     2. Else what the last ``\boxed{…}`` with balanced braces holds.
     3. Else, only with ``fallback``: what the last "answer is", "answer:", "answer =" or "####" is followed by, up to
        the end of its line or sentence; else the last number in the text.
@@ -30,6 +30,17 @@ def extract_answer(text: str, fallback: bool = False) -> str | None:
     if boxed is not None:
         return boxed.strip() or None
     return _stated(text) if fallback else None
+
+
+def judged_text(text: str, truncated: bool) -> str:
+    """What is judged of a completion, in training, held-out curves and evaluation alike: all of it, or, where the length limit
+    ended it, nothing unless its answer was closed before. An open <SOLUTION> may have been cut inside a number, and the last
+    line of unmarked text is wherever the limit fell."""
+    if not truncated:
+        return text
+    tag = text.rfind(OPEN)
+    closed = text.find(CLOSE, tag) >= 0 if tag >= 0 else extract_answer(text) is not None
+    return text if closed else ""
 
 
 def _in_solution(rest: str) -> str | None:

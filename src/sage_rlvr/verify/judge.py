@@ -1,20 +1,34 @@
 r"""The judge that runs in the workers: Math-Verify, without its timeouts (the pool kills from outside).
 
-Gold and answer are read alike: tidied, wrapped as ``\boxed{…}``, and given to ``math_verify.parse`` with its default
-settings; then ``math_verify.verify(gold, answer)``, gold first, with its defaults (``strict=True``, six decimals).
-The verdict is Math-Verify's, but for what ``tidy`` and ``spellings`` mend and ``alike`` and ``stated`` add.
+Gold and answer are read alike: tidied, put into plain notation (``notation.py``), and the whole of each given to Math-Verify as
+``\boxed{…}``. Where that cannot be read as a whole it stays a string: Math-Verify by itself would go on to look for a number
+in it, and find the 5 of ``\neg 5``. Then ``math_verify.verify(gold, answer)``, gold first, strict. Beyond its verdict:
+
+- an equation is an answer where its left side names something (``x = 5``, ``f(2) = 5``) or it is true (``2+3=5``);
+- floats must agree to six decimals, as there, and relatively: 0 is not 1e-7;
+- a percent sign divides by 100, unless the gold has one too; an inequality in one variable may stand for an interval.
 """
 
 import re
+from itertools import dropwhile, pairwise
 from types import SimpleNamespace
 from typing import Any
 
+from sage_rlvr.verify.notation import (
+    as_share,
+    equations,
+    has_percent,
+    is_name,
+    plain,
+    spellings,
+    tidy,
+    without_percent,
+    without_unit,
+)
 from sage_rlvr.verify.sentence import stated
 
+RELATIVE = 1e-4  # floats that agree to six decimals must also be this near: it decides for values below 0.01
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
-# The point of 0.\overline{3}, and that of "1. 5", stays.
-_DANGLING_POINT = re.compile(r"(?<=\d)\.(?=(?:\s|\\,)*(?:$|[/,;)}=+*^A-Za-z-]|\\(?:text|mathrm|%)))")
-_SCIENTIFIC = re.compile(r"(?<![\w.\\])([+-]?\d+(?:\.\d+)?)[eE]\+?(-?\d{1,4})(?![\w.])")
 _SPACES = re.compile(r"(?<!\w)\s+|\s+(?!\w)")  # that of "1 1/2" stays
 
 
@@ -23,35 +37,6 @@ def compare_integers(gold: str, answer: str) -> bool | None:
     if _INTEGER.fullmatch(gold) and _INTEGER.fullmatch(answer):
         return int(gold) == int(answer)
     return None
-
-
-def tidy(text: str) -> str:
-    r"""Takes off what Math-Verify stumbles over: bold marks, closing punctuation, a point without decimals (``-3./2``)."""
-    text = _stripped(text)
-    for left, right in (("**", "**"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
-        inside = text[len(left) : -len(right)]
-        if text == left + inside + right and left not in inside and right not in inside:
-            text = _stripped(inside)
-    return _DANGLING_POINT.sub("", text)
-
-
-def _stripped(text: str) -> str:
-    bare = text.strip().rstrip(".,;: \n")
-    return bare + " " if bare.endswith("\\") else bare  # "5\;" was LaTeX spacing
-
-
-def spellings(text: str) -> list[str]:
-    r"""How Math-Verify is to read ``text``. Only scientific notation needs help: it takes the e of ``8.7e8`` for Euler's number.
-
-    ``8.7e8`` becomes ``8.7 \times 10^{8}`` and, being whole, ``870000000``, since Math-Verify holds those two for different.
-    """
-    out = [_SCIENTIFIC.sub(r"\1 \\times 10^{\2}", text)]
-    if m := _SCIENTIFIC.fullmatch(text):
-        whole, _, decimals = m.group(1).partition(".")
-        exponent = int(m.group(2))
-        if len(decimals) <= exponent <= 30:
-            out.append(f"{whole}{decimals.ljust(exponent, '0')}")
-    return out
 
 
 def alike(gold: str, answer: str) -> bool:
@@ -73,27 +58,71 @@ class MathJudge:
     def __init__(self) -> None:
         # Once, in the template: workers are forked with all this done.
         _speed_up_the_grammar()
+        _compare_relatively()
         for text in _SHAPES:
             self.is_right(self.parse_gold(text), text + "1")
 
     def parse_gold(self, gold: str) -> Any:
+        """(its text, its value, its value as a share of one where it has a percent sign)"""
         text = tidy(gold)
-        parsed = self._parse(text)
-        return (text, parsed) if parsed else None
+        bare = plain(text)
+        bare = without_unit(bare) or bare
+        share = self._parse(as_share(bare)) if has_percent(bare) else []
+        parsed = self._parse(without_percent(bare))
+        return (text, parsed, share) if parsed else None
 
     def is_right(self, parsed: Any, answer: str) -> bool:
-        from math_verify import verify
-
-        gold, gold_parsed = parsed
+        gold, value, share = parsed
         text = tidy(answer)
         said = stated(text)
         term = text if said is None else tidy(said)  # one reading, never two: a second would be a second guess
-        return alike(gold, text) or alike(gold, term) or verify(gold_parsed, self._parse(term), timeout_seconds=None)
+        if alike(gold, text) or alike(gold, term):
+            return True
+        bare = without_unit(plain(term))
+        if bare is None or not ("=" in gold or self._sound(bare)):
+            return False
+        if not has_percent(bare):
+            return self._equal(value + share, self._parse(bare))
+        return self._equal(value, self._parse(without_percent(bare) if share else as_share(bare)))
+
+    def _sound(self, text: str) -> bool:
+        """Every equation gives a name a value, or is true."""
+        chains = [list(dropwhile(is_name, sides[:-1])) + sides[-1:] for sides in equations(text)]
+        return all(self._equal(self._parse(a), self._parse(b)) for chain in chains for a, b in pairwise(chain))
+
+    def _equal(self, gold: list[Any], answer: list[Any]) -> bool:
+        from math_verify import verify
+
+        return verify(gold, answer, timeout_seconds=None, allow_set_relation_comp=True)
 
     def _parse(self, text: str) -> list[Any]:
-        from math_verify import parse
+        from math_verify import LatexExtractionConfig, parse
 
-        return [x for spelling in spellings(text) for x in parse(rf"\boxed{{{spelling}}}", parsing_timeout=None)]
+        how: Any = {
+            "extraction_config": [LatexExtractionConfig(boxed_match_priority=0)],
+            "extraction_mode": "first_match",
+        }
+        return [x for s in spellings(text) for x in parse(rf"\boxed{{{s}}}", parsing_timeout=None, **how)]
+
+
+def _compare_relatively() -> None:
+    """Math-Verify rounds to six decimals and drops what is below 1e-15, so that 0 and 1e-7, 1e-23 and 2e-23 were equal."""
+    from math_verify import grader
+    from sympy import MatrixBase, MatrixExpr, N
+
+    absolutely = grader.sympy_numeric_eq
+    if absolutely.__name__ == "relatively":
+        return
+
+    def relatively(a: Any, b: Any, *precision: int) -> bool:
+        if not absolutely(a, b, *precision):
+            return False
+        if isinstance(a, MatrixBase | MatrixExpr) or a.free_symbols or b.free_symbols:
+            return True  # a matrix's entries have come here one by one
+        x, y = N(a.doit()), N(b.doit())
+        return bool(abs(x - y) <= RELATIVE * max(abs(x), abs(y)))  # exact zeros are found symbolically, after this
+
+    grader.sympy_numeric_eq = relatively
 
 
 def _speed_up_the_grammar() -> None:

@@ -4,12 +4,15 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+from sage_rlvr.verify.extract import judged_text
 from sage_rlvr.verify.verifier import Verifier
 
 
 def verifiable_reward(
     completions: Sequence[Any],
     answer: Sequence[Any],
+    prompts: Sequence[Any] | None = None,
+    truncated: Sequence[bool] | None = None,
     log_extra: Callable[[str, list[Any]], None] | None = None,
     log_metric: Callable[[str, float], None] | None = None,
     **kwargs: Any,
@@ -17,10 +20,13 @@ def verifiable_reward(
     """1.0 for a right answer, 0.0 for any other, None (TRL: this reward does not apply) where the gold cannot be verified.
 
     ``completions`` are strings or conversations (the last assistant message counts); ``answer`` is the dataset's column of
-    golds. One verifier serves the whole process, and starts when it is first needed. What was extracted and why it scored as it
-    did go to TRL's completions table, and the shares that are about the verifier rather than the model to its metrics.
+    golds. ``prompts``, as TRL hands them, tell an answer from a repetition of the question. ``truncated``, from SAGETrainer, is
+    True where the length limit ended a completion: then only an answer closed before it counts. One verifier serves the whole
+    process, and starts when it is first needed. What was extracted and why it scored as it did go to TRL's completions table,
+    and the shares that are about the verifier rather than the model to its metrics.
     """
-    verdicts = _shared().judge([_text(completion) for completion in completions], answer)
+    texts = judged_texts([_text(completion) for completion in completions], truncated)
+    verdicts = _shared().judge(texts, answer, questions_of(prompts))
     if log_extra is not None:
         log_extra("extracted_answer", [verdict.answer or "" for verdict in verdicts])
         log_extra("verdict", [verdict.reason for verdict in verdicts])
@@ -33,13 +39,22 @@ def verifiable_reward(
     return [verdict.score for verdict in verdicts]
 
 
+def judged_texts(texts: Sequence[str], truncated: Sequence[bool] | None) -> list[str]:
+    return [judged_text(text, cut) for text, cut in zip(texts, truncated or [False] * len(texts), strict=True)]
+
+
+def questions_of(prompts: Sequence[Any] | None) -> list[str] | None:
+    """What each prompt asks: a string, or what the user said last."""
+    return None if prompts is None else [_text(prompt, "user") for prompt in prompts]
+
+
 @cache  # no lock that a fork could copy while it is held; of two made in a race, one is used once and collected
 def _shared() -> Verifier:
     return Verifier()
 
 
-def _text(completion: Any) -> str:
-    """The text of a completion: a string, a message, or the last assistant message of a conversation."""
+def _text(completion: Any, role: str = "assistant") -> str:
+    """The text of a completion (a prompt): a string, a message, or the assistant's (the user's) last message."""
     if isinstance(completion, str):
         return completion
     if isinstance(completion, dict):
@@ -47,5 +62,5 @@ def _text(completion: Any) -> str:
         if isinstance(content, str):
             return content
         return "".join(part.get("text") or "" for part in content if part.get("type") == "text")
-    said = [message for message in completion if message.get("role", "assistant") == "assistant"]
+    said = [message for message in completion if message.get("role", role) == role]
     return _text(said[-1]) if said else ""

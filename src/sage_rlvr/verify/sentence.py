@@ -27,13 +27,16 @@ _ARITHMETIC = (
     r"|\d+(?:st|nd|rd|th)|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand|million)ths"
     r"|dozens?|hundreds?|thousands?|(?:m|b|tr)illions?"
 )
-_TURNED = re.compile(rf"(?<!\\)\b(?:{_DOUBT}|{_BOUND}|{_ARITHMETIC})\b", re.IGNORECASE)
+TURNED = re.compile(rf"(?<!\\)\b(?:{_DOUBT}|{_BOUND}|{_ARITHMETIC})\b", re.IGNORECASE)
+TURNS_A_UNIT = re.compile(
+    rf"\b(?:{_DOUBT}|than|(?!times\b)(?:{_ARITHMETIC}))\b", re.IGNORECASE
+)  # "5 more", "5 times" are 5
 
 
 def stated(text: str) -> str | None:
     r"""The only ``$…$`` or ``\(…\)``, or else the only thing that is no word, in a sentence that plainly states it; or None."""
     text = _TEXT.sub(r"\1", text).strip().rstrip(".")
-    if _BREAK.search(text) or _TURNED.search(text):
+    if _BREAK.search(text) or TURNED.search(text):
         return None
     spans = [next(filter(None, m.groups())).strip() for m in _SPAN.finditer(text)]
     spans = [span for span in spans if not re.fullmatch("[A-Za-z]", span)]  # "the value of $x$"

@@ -17,17 +17,19 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.verify.extract import extract_answer
 from sage_rlvr.verify.judge import compare_integers
 from sage_rlvr.verify.pool import DIED, GOLD_DIED, GOLD_TIMEOUT, TIMEOUT, Job, Pool
+from sage_rlvr.verify.question import read_for, repeats
 from sage_rlvr.verify.template import NO_GOLD, RAISED, RIGHT, WRONG
 
 MATH = "sage_rlvr.verify.judge:MathJudge"
+Questions = Sequence[str | None] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """One completion judged. ``answer`` is what was extracted, None where nothing was or it was too long.
 
-    ``score`` and ``reason``: 1.0 "right"; 0.0 "wrong", "no answer", "too long", "timeout", "worker died", "judge raised";
-    None "empty gold", "gold too long", "unverifiable gold", "gold timeout", "gold killed the worker".
+    ``score`` and ``reason``: 1.0 "right"; 0.0 "wrong", "repeats the question", "no answer", "too long", "timeout", "worker died",
+    "judge raised"; None "empty gold", "gold too long", "unverifiable gold", "gold timeout", "gold killed the worker".
     """
 
     score: float | None
@@ -98,36 +100,51 @@ class Verifier:
         self.judge_path, self.cache_size = judge_path, cache_size
         _ALIVE.add(self)
 
-    def score(self, completions: Sequence[str], answers: Sequence[Any]) -> list[float | None]:
-        """1.0, 0.0, or None where the gold cannot be verified; in order."""
-        return [verdict.score for verdict in self.judge(completions, answers)]
+    def score(
+        self, completions: Sequence[str], answers: Sequence[Any], questions: Questions = None
+    ) -> list[float | None]:
+        """1.0, 0.0, or None where the gold cannot be verified; in order.
 
-    def judge(self, completions: Sequence[str], answers: Sequence[Any]) -> list[Verdict]:
+        ``questions``, where known: an answer that only repeats its question scores 0.0 unless the gold does the same, and a
+        percent sign is read as the question asks for it.
+        """
+        return [verdict.score for verdict in self.judge(completions, answers, questions)]
+
+    def judge(self, completions: Sequence[str], answers: Sequence[Any], questions: Questions = None) -> list[Verdict]:
         """Like ``score``, with the extracted answer and the reason."""
-        batch = self._submit(completions, answers)
+        batch = self._submit(completions, answers, questions)
         try:
             return batch.verdicts({pair: future.result() for pair, future in batch.futures.items()})
         finally:  # Ctrl-C: what no worker has begun is not begun any more
             for future in batch.futures.values():
                 future.cancel()
 
-    async def ascore(self, completions: Sequence[str], answers: Sequence[Any]) -> list[float | None]:
-        return [verdict.score for verdict in await self.ajudge(completions, answers)]
+    async def ascore(
+        self, completions: Sequence[str], answers: Sequence[Any], questions: Questions = None
+    ) -> list[float | None]:
+        return [verdict.score for verdict in await self.ajudge(completions, answers, questions)]
 
-    async def ajudge(self, completions: Sequence[str], answers: Sequence[Any]) -> list[Verdict]:
-        batch = self._submit(completions, answers)
+    async def ajudge(
+        self, completions: Sequence[str], answers: Sequence[Any], questions: Questions = None
+    ) -> list[Verdict]:
+        batch = self._submit(completions, answers, questions)
         outcomes = await asyncio.gather(*map(asyncio.wrap_future, batch.futures.values()))
         return batch.verdicts(dict(zip(batch.futures, outcomes)))
 
-    def _submit(self, completions: Sequence[str], answers: Sequence[Any]) -> "_Batch":
+    def _submit(self, completions: Sequence[str], answers: Sequence[Any], questions: Questions) -> "_Batch":
         if isinstance(completions, str) or isinstance(answers, str) or len(completions) != len(answers):
             raise UserError(
                 f"Verifier: {len(completions)} completions and {len(answers)} answers; give two lists, one gold a completion."
             )
-        batch = _Batch(self, [self._read(*item) for item in zip(completions, answers)])
+        if questions is not None and len(questions) != len(completions):
+            raise UserError(
+                f"Verifier: {len(completions)} completions and {len(questions)} questions; give one a completion."
+            )
+        asked = questions if questions is not None and self.judge_path == MATH else [None] * len(completions)
+        batch = _Batch(self, [self._read(*item) for item in zip(completions, answers, asked)])
         jobs = []
         with self._lock:
-            for pair in dict.fromkeys(item for item in batch.items if isinstance(item, tuple)):
+            for pair in dict.fromkeys(item.pair for item in batch.items if isinstance(item, _Item)):
                 if pair in self._cache:
                     self._cache.move_to_end(pair)
                     batch.known[pair] = self._cache[pair]
@@ -138,8 +155,8 @@ class Verifier:
                 self._running_pool().submit(jobs)
         return batch
 
-    def _read(self, completion: str, gold: Any) -> "Verdict | tuple[str, str]":
-        """The pair to judge, or the verdict where there is none. The gold comes first: without one, nothing is wrong."""
+    def _read(self, completion: str, gold: Any, question: str | None) -> "Verdict | _Item":
+        """What is to be judged, or the verdict where there is none. The gold comes first: without one, nothing is wrong."""
         gold = "" if gold is None else str(gold).strip()
         if not gold:
             return Verdict(None, None, "empty gold")
@@ -154,7 +171,9 @@ class Verifier:
             return Verdict(0.0, None, "too long")
         answer = answer.encode("utf-8", "replace").decode()  # no lone surrogates: a verdict can be stored
         equal = compare_integers(gold, answer) if self.judge_path == MATH else None
-        return (gold, answer) if equal is None else Verdict(float(equal), answer, "right" if equal else "wrong")
+        if equal is not None:
+            return Verdict(float(equal), answer, "right" if equal else "wrong")
+        return _Item((gold, read_for(question, gold, answer) if question else answer), answer, question)
 
     def _remember(self, outcomes: dict[tuple[str, str], bytes]) -> None:
         with self._lock:
@@ -196,10 +215,17 @@ class Verifier:
         self._pool, self._closer, self._lock = None, None, threading.RLock()
 
 
-class _Batch:
-    """One call: an item is a pair to judge, or a verdict that needed no judging."""
+@dataclass(frozen=True, slots=True)
+class _Item:
+    pair: tuple[str, str]  # what the judge sees: the gold, the answer as its question lets it be read
+    answer: str
+    question: str | None
 
-    def __init__(self, verifier: Verifier, items: list[Verdict | tuple[str, str]]) -> None:
+
+class _Batch:
+    """One call: an item is to be judged, or a verdict that needed no judging."""
+
+    def __init__(self, verifier: Verifier, items: list[Verdict | _Item]) -> None:
         self._verifier, self.items = verifier, items
         self.known: dict[tuple[str, str], bytes] = {}
         self.futures: dict[tuple[str, str], Future[bytes]] = {}
@@ -207,13 +233,13 @@ class _Batch:
     def verdicts(self, outcomes: dict[tuple[str, str], bytes]) -> list[Verdict]:
         self._verifier._remember(outcomes)
         self.known.update(outcomes)
-        out = []
-        for item in self.items:
-            if isinstance(item, tuple):
-                score, reason = _OUTCOMES[self.known[item]]
-                item = Verdict(score, item[1], reason)
-            out.append(item)
-        return out
+        return [item if isinstance(item, Verdict) else self._verdict(item) for item in self.items]
+
+    def _verdict(self, item: _Item) -> Verdict:
+        score, reason = _OUTCOMES[self.known[item.pair]]
+        if score == 1 and item.question and repeats(item.question, item.pair[0], item.answer):
+            score, reason = 0.0, "repeats the question"
+        return Verdict(score, item.answer, reason)
 
 
 def _check(workers: int, timeout_s: float, memory_mb: int, judge_path: str) -> None:
