@@ -19,6 +19,7 @@ from sage_rlvr import (
     make_guide,
     register_guide,
 )
+from sage_rlvr.anchor.guides import quantiles
 
 NAMES = ["random", "token", "branch", "tempered"]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here"))]
@@ -69,6 +70,32 @@ def numpy_relative(x, how):
         ranks = np.array([(x < v).sum() + ((x == v).sum() - 1) / 2 for v in x])
         return ranks / max(len(x) - 1, 1)
     return 1 / (1 + np.exp(-(x - x.mean()) / max(x.std(), 1e-6)))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_quantiles_are_numpys(seed):
+    rng = np.random.default_rng(seed)
+    shape = int(rng.integers(1, 9)), int(rng.integers(1, 400))
+    x = rng.normal(size=shape).round(int(rng.integers(0, 9)))  # coarse ones tie
+    mask = rng.random(shape) < rng.random()
+    levels = [0.0, 1.0, *rng.random(3)]
+    for level, got in zip(levels, quantiles(torch.tensor(x), torch.tensor(mask), *levels)):
+        want = [np.quantile(row[on], level) if on.any() else 0.0 for row, on in zip(x, mask)]
+        assert np.allclose(got[:, 0], want, rtol=1e-12, atol=1e-14)
+
+
+def test_quantiles_of_more_values_than_torch_takes():
+    """2^24 is torch's own limit, and where float32 stops telling neighbouring places apart: here they are far apart in value."""
+    n = 2**24 + 3
+    x = torch.arange(n, dtype=torch.int32).remainder(2).float()[None]  # half zeros, half ones
+    mask = torch.ones(1, dtype=torch.bool).expand(1, n)
+    with pytest.raises(RuntimeError, match="too large"):
+        torch.quantile(x[0], 0.5)
+    zeros = (n + 1) // 2
+    edge = (zeros - 0.75) / (n - 1)  # a quarter of the way from the last zero to the first one
+    below, at, above = quantiles(x, mask, (zeros - 1.5) / (n - 1), edge, (zeros + 0.5) / (n - 1))
+    assert (float(below), float(above)) == (0.0, 1.0)
+    assert float(at) == pytest.approx(0.25, abs=1e-6)
 
 
 @pytest.mark.parametrize("how", ["minmax", "rank", "zscore"])

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 
-from sage_rlvr.train import SAGETrainer
+from sage_rlvr.train import SAGETrainer, measure
 from sage_rlvr.train.callbacks import HeldOutPassAtK, PaidToRamble
 
 from . import tiny
@@ -101,6 +102,16 @@ def test_metrics_against_plain_arithmetic(folder, tmp_path):
     assert log["sage/pseudo_kl"] == pytest.approx(float(-(ratio + q.log()).mean()), abs=1e-6)
     shaped = ratio + q.log()
     assert log["kl"] == pytest.approx(float((shaped.exp() - shaped - 1).mean()), abs=1e-5)
+
+
+def test_a_step_of_more_tokens_than_torch_takes_quantiles_of():
+    """2^24 + 1 tokens of one step, 64 MiB a tensor: the quantiles are those of the values 0 … 2^24."""
+    n = 2**24 + 1
+    entropies = torch.arange(n, dtype=torch.float32)[None].flip(1)
+    nothing = torch.zeros(1, 1).expand(1, n)
+    found = measure.step(nothing, entropies, None, None, None, torch.ones(1, 1).expand(1, n), Accelerator(cpu=True))
+    assert found["entropy_q80"] == pytest.approx(0.8 * 2**24, rel=1e-7)
+    assert found["entropy_q95"] == pytest.approx(0.95 * 2**24, rel=1e-7)
 
 
 def test_distinct_answers_are_counted_per_group(folder, tmp_path):

@@ -49,6 +49,9 @@ class Guide:
     name: ClassVar[str] = ""
     token_dependent: ClassVar[bool] = True  # False: q_t is a function of the state alone, inert under k2 and k3+
     past_only: ClassVar[bool] = True  # False: q_t looks at later tokens, so reward-to-go credit is not exact
+    across_rows: ClassVar[bool] = (
+        False  # True: q looks at the other completions too, so it wants the whole rollout batch
+    )
     stochastic: ClassVar[bool] = False
     needs: frozenset[str] = frozenset()  # optional fields of Signals that must be computed for it
 
@@ -366,21 +369,26 @@ def _excess(s: Signals, guide: BranchGuide | TemperedGuide) -> Tensor:
 
 
 def _minmax(x: Tensor, mask: Tensor) -> Tensor:
-    low, high = quantiles(x, mask, 0.05), quantiles(x, mask, 0.95)
+    low, high = quantiles(x, mask, 0.05, 0.95)
     spread = high - low
     rel = (x - low) / torch.where(spread > 0, spread, 1.0)
     return torch.where(spread > 0, rel.clamp(0, 1), 0.0)
 
 
-def quantiles(x: Tensor, mask: Tensor, p: float) -> Tensor:
-    """(B, 1) p-quantile of each row's counted values, linear between order statistics; 0 for an empty row."""
+def quantiles(x: Tensor, mask: Tensor, *levels: float) -> list[Tensor]:
+    """(B, 1) a level: the quantile of each row's counted values, linear between order statistics; 0 for an empty row.
+
+    As ``torch.quantile``, which stops at 2^24 values. Places are float64: float32 cannot tell neighbours apart up there.
+    """
     ordered = torch.where(mask, x, torch.inf).sort(-1).values
-    count = mask.sum(-1, keepdim=True)
-    position = (count - 1).clamp(min=0) * p
-    below = position.floor().long()
-    above = torch.minimum(below + 1, (count - 1).clamp(min=0))
-    lo, hi = ordered.gather(-1, below), ordered.gather(-1, above)
-    return torch.where(count > 0, lo + (hi - lo) * (position - below), 0.0).nan_to_num()
+    last = (mask.sum(-1, keepdim=True) - 1).clamp(min=0)
+    found = []
+    for level in levels:
+        place = last.double() * level
+        below = place.long()
+        lo, hi = ordered.gather(-1, below), ordered.gather(-1, torch.minimum(below + 1, last))
+        found.append((lo + (hi - lo) * (place - below).to(lo.dtype)).where(mask.any(-1, keepdim=True), 0.0))
+    return found
 
 
 def _rank(x: Tensor, mask: Tensor) -> Tensor:

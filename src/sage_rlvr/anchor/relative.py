@@ -2,9 +2,8 @@
 
 A fixed τ opens less and less often as the policy loses entropy, and it must be found anew for every model. Here τ is the
 p-quantile of the entropies of the counted tokens that the guide is called with, so that a share 1 − p of them is gated
-whatever the model. The guide is called with one process's rows (a slice of them where a rollout batch is cut into
-micro-batches and no pass over the sampling policy is made), so ranks have each a τ of their own, all of them estimates of
-the same quantile; with guide_center="batch" it always sees the whole of a process's rollout batch.
+whatever the model. That is the whole rollout batch, of all processes: ``across_rows`` asks for it, so that neither the number
+of processes nor the cut into micro-batches moves τ.
 """
 
 from torch import Tensor
@@ -15,7 +14,7 @@ from sage_rlvr.errors import UserError
 
 def _batch_tau(h: Tensor, mask: Tensor, quantile: float) -> Tensor:
     """(1, 1) the quantile over every counted token of the batch."""
-    return quantiles(h.reshape(1, -1), mask.reshape(1, -1), quantile)
+    return quantiles(h.reshape(1, -1), mask.reshape(1, -1), quantile)[0]
 
 
 def _share(quantile: float) -> float:
@@ -32,6 +31,7 @@ class BranchQuantileGuide(BranchGuide):
     """
 
     past_only = False  # τ looks at every token of the batch, the later ones of this completion too
+    across_rows = True
 
     def __init__(
         self,
@@ -57,6 +57,7 @@ class TemperedQuantileGuide(TemperedGuide):
     """
 
     past_only = False
+    across_rows = True
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from sage_rlvr.anchor import tellable
+from sage_rlvr.anchor.guides import quantiles
 
 
 @torch.no_grad()
@@ -46,11 +47,11 @@ def step(
     sums = len(columns)
     counted = entropies[on].float()
     some = counted.numel() > 0
-    levels = torch.tensor([0.8, 0.95], device=mask.device)
-    columns["entropy_q80"], columns["entropy_q95"] = torch.quantile(counted, levels) if some else levels * torch.nan
+    nothing = torch.full((), torch.nan, device=mask.device)
+    columns["entropy_q80"], columns["entropy_q95"] = _quantiles(counted, 0.8, 0.95) if some else (nothing, nothing)
     if log_q is not None:
         q = tellable(log_q[on]).exp()
-        columns["sage/q_min"], columns["sage/q_max"] = (q.min(), q.max()) if some else (levels[0] * torch.nan,) * 2
+        columns["sage/q_min"], columns["sage/q_max"] = (q.min(), q.max()) if some else (nothing, nothing)
     everyone = accelerator.gather(torch.stack(list(columns.values()))[None])  # (W, columns)
     total = everyone.double().sum(0)
     names = list(columns)
@@ -61,6 +62,11 @@ def step(
         reduce = torch.amin if name == "sage/q_min" else torch.amax if name == "sage/q_max" else torch.mean
         out[name] = reduce(column, dim=0).item() if len(column) else float("nan")
     return out
+
+
+def _quantiles(x: Tensor, *levels: float) -> list[Tensor]:
+    """Of (N,) values, however many: ``torch.quantile`` stops at 2^24 tokens, and the step with it."""
+    return [found[0, 0] for found in quantiles(x[None], torch.ones_like(x, dtype=torch.bool)[None], *levels)]
 
 
 def _total(x: Tensor, on: Tensor) -> Tensor:
