@@ -48,6 +48,15 @@ CASES = {
     "random, centred, accumulated": {
         "guide": "random", "guide_args": {"epsilon": 1.0}, "guide_center": "batch", "gradient_accumulation_steps": 2,
     },
+    "a quantile, accumulated": {
+        "guide": "branch-quantile", "guide_args": {"quantile": 0.5}, "gradient_accumulation_steps": 2,
+    },
+    "a quantile, lora, used twice": {
+        "guide": "tempered-quantile", "guide_args": {"level": True}, "anchor_estimator": "k3+", "num_iterations": 2, "lora": True,
+    },
+    "a quantile, micro-batches, centred": {
+        "guide": "tempered-quantile", "guide_args": {"quantile": 0.5}, "guide_center": "batch", "tokens_per_microbatch": 40,
+    },
     "dynamic sampling, beta": {
         "guide": "branch", "dynamic_sampling": 3, "advantage": "beta", "loss_type": "dapo", "flat": True,
     },
@@ -102,9 +111,7 @@ def same_metrics(one, two, keys):
 @pytest.mark.parametrize("case", CASES)
 def test_metrics_are_over_all_rows_not_over_a_ranks_own(runs, case):
     keys = ROW_METRICS
-    if (
-        "gradient_accumulation_steps" not in CASES[case]
-    ):  # else tokens are averaged micro-batch by micro-batch, in other ones
+    if "gradient_accumulation_steps" not in CASES[case]:  # else tokens are averaged slice by slice, and slices differ
         keys += TOKEN_METRICS
     same_metrics(runs[0][case], runs[1][case], keys)
 
@@ -121,6 +128,17 @@ def test_noise_belongs_to_the_row_not_to_the_rank(runs, case):
     per_rank = rows // 2
     same = [q == two.get((step, row + per_rank)) for (step, row), q in two.items() if row < per_rank]
     assert not any(same), "two ranks drew the same noise"
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if "quantile" in name])
+def test_a_quantile_is_of_all_ranks_rows(runs, case):
+    slices, uses = (CASES[case].get(name, 1) for name in ("gradient_accumulation_steps", "num_iterations"))
+    one, two = ({(step // slices // uses, row): q for (step, row), q in run[case]["log_q"].items()} for run in runs)
+    assert one.keys() == two.keys()
+    assert {row for _, row in one} == set(range(8 * slices))
+    assert any(x for q in one.values() for x in q)
+    for place, q in one.items():
+        assert q == pytest.approx(two[place], abs=1e-5)
 
 
 def test_what_rank_0_decides_holds_everywhere(runs):

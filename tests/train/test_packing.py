@@ -140,6 +140,7 @@ CASES = {
     "sequence ratios, luspo": {"importance_sampling_level": "sequence", "guide": "none", "loss_type": "luspo"},
     "to go": {"anchor_estimator": "k1-reward", "anchor_credit": "to_go", "guide": "branch"},
     "centred": {"guide": "branch", "guide_center": "batch"},
+    "a quantile of the batch": {"guide": "tempered-quantile", "guide_args": {"quantile": 0.5}},
     "noise by address": {"guide": "random", "guide_args": {"epsilon": 0.9, "sigma": 0.2}},
     "held from the first use": {"guide": "token", "num_iterations": 1, "gradient_accumulation_steps": 2},
     "not held": {"guide": "token", "guide_hold": False},

@@ -350,10 +350,11 @@ def test_to_go_credit_is_per_token(folder, tmp_path):
         ({"guide": "tempered", "anchor_estimator": "k2"}, 0),
         ({"guide": "branch", "guide_args": {"source": "reference"}}, 0),
         ({"guide": "branch", "anchor_estimator": "k1-reward"}, 1),
+        ({"guide": "branch-quantile"}, 1),
     ],
 )
 def test_number_of_forward_passes(folder, tmp_path, tuning, schedule, more, extra):
-    """As many as plain GRPO's; k1-reward without vLLM one more a rollout batch, where TRL makes no pass of its own."""
+    """As many as plain GRPO's; what takes the whole batch one more, where TRL makes no pass of its own."""
     counts = {}
     for name, cls, config_cls, kwargs in (
         ("ours", SAGETrainer, SAGEConfig, more),

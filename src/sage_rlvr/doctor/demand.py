@@ -42,7 +42,7 @@ class Demand:
     vllm_cache: float | None  # bytes of its KV cache, where they are given
     vllm_server: bool
     vllm_sleeps: bool
-    extra_pass: bool  # a no-grad pass over the sampling policy: vLLM's correction, k1-reward
+    extra_pass: bool  # a no-grad pass over the sampling policy: vLLM's correction, k1-reward, …
     steps: int
     rollouts: int  # how many times a rollout batch is generated
     processes: int
@@ -103,7 +103,7 @@ def demand_of(run: Any, args: Any, model_args: Any, bf16: bool, prompt: int | No
         vllm_server=args.use_vllm and not here,
         vllm_sleeps=bool(args.vllm_enable_sleep_mode),
         extra_pass=args.use_vllm
-        or args.anchor_estimator == "k1-reward"
+        or args.wants_whole_batch() is not None
         or args.gradient_accumulation_steps % every != 0,
         steps=steps,
         rollouts=-(-steps * args.gradient_accumulation_steps // every),

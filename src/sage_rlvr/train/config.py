@@ -158,6 +158,15 @@ class SAGEConfig(GRPOConfig):
             raise UserError(f"guide_args={self.guide_args!r} must be a dict, such as {{'ratio': 0.3}}.")
         return make_guide(self.guide, **args)
 
+    def wants_whole_batch(self) -> str | None:
+        """The setting, if any, that takes log q of the whole rollout batch at once, at the policy that sampled."""
+        if self.anchor_estimator == "k1-reward":
+            return "anchor_estimator='k1-reward'"
+        if self.guide_center == "batch":
+            return "guide_center='batch'"
+        guide = self.make_guide()
+        return f"guide={self.guide!r}" if guide is not None and guide.across_rows else None
+
     def departures(self) -> list[str]:
         """What keeps a k1-reward run from the exact gradient of Eq. 6; empty in the exact case."""
         guide = self.make_guide()
@@ -199,6 +208,7 @@ class SAGEConfig(GRPOConfig):
             "anchor_credit": CREDITS,
             "guide_center": ("none", "batch"),
             "advantage": ("group", "beta"),
+            "loss_type": WEIGHTS,
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -242,6 +252,10 @@ class SAGEConfig(GRPOConfig):
             )
         if self.guide_center == "batch" and not self.guide_hold:
             raise UserError("guide_center='batch' takes the mean over a rollout batch, so it needs guide_hold=True.")
+        if guide.across_rows and not self.guide_hold:
+            raise UserError(
+                f"guide={self.guide!r} looks at the whole rollout batch, which one update does not see: it needs guide_hold=True."
+            )
         missing = sorted(set(guide.needs) - PROVIDED)
         if missing:
             raise UserError(
@@ -295,7 +309,6 @@ class SAGEConfig(GRPOConfig):
             "use_adaptive_entropy": self.use_adaptive_entropy,
             "deepspeed": bool(self.deepspeed),
             "optim": str(self.optim).endswith(("lomo", "LOMO")),
-            "loss_type": self.loss_type not in WEIGHTS,
         }
         for name in (name for name, found in cannot.items() if found):
             raise UserError(

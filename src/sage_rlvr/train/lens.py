@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from sage_rlvr.train.checkpoint import last_complete
 
 IN_TRL = ("k3", "k3+")  # estimators TRL computes itself, from the shaped reference
 
@@ -45,9 +48,27 @@ class LossLens:
     def see(self, logps: Tensor, entropies: Tensor | None) -> None:
         self.logps, self.entropies = logps, entropies
         tensors = {"log-probs": logps, "entropies": entropies, "reference log-probs": self.ref}
-        self.trainer.check_finite(tensors | {"advantages": self.inputs["advantages"]}, self.mask)
+        check_finite(tensors | {"advantages": self.inputs["advantages"]}, self.mask, self.trainer)
         if self.trainer.guide is None:
             return
         self.log_q = self.trainer.held_log_q(self.inputs, logps, entropies, self.mask)
         if self.trainer.estimator in IN_TRL:
             self.shaped["ref_per_token_logps"] = self.ref + self.log_q
+
+
+def check_finite(tensors: dict[str, Tensor | None], mask: Tensor, trainer: Any) -> None:
+    """Stops the run at the first NaN or inf on a counted token, naming step, tensor and the checkpoint to resume from."""
+    counted = mask.bool()
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        bad = ~torch.isfinite(tensor.detach())
+        bad = bad & (counted if bad.dim() == 2 else counted.any(1))
+        if bool(bad.any()):
+            place = bad.nonzero()[0].tolist()
+            saved = last_complete(trainer.args.output_dir)
+            mend = f"resume from {saved} with a lower learning_rate or max_grad_norm"
+            way = mend if saved else "no checkpoint was saved yet"
+            where = f" (row {place[0]}" + (f", token {place[1]})" if len(place) > 1 else ")") if name != "loss" else ""
+            value = tensor[tuple(place)].item()
+            raise FloatingPointError(f"{name} became {value} at step {trainer.state.global_step}{where}: {way}.")

@@ -7,6 +7,7 @@ Shapes: B rows on this process, G rows a group (one prompt), W processes; the gl
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from trl.trainer.utils import pad as trl_pad
 
+from sage_rlvr.anchor import Signals
 from sage_rlvr.errors import UserError
 
 LEFT_PADDED = ("prompt_ids", "prompt_mask")
@@ -63,6 +65,19 @@ def tokenizer_in_generate(model: Any, tokenizer: Any) -> Iterator[None]:
         del model.generate
         if own is not None:
             model.generate = own
+
+
+# ---- what a guide sees that looks across rows ------------------------------------------------------------------------
+
+
+def gather_signals(signals: Signals, accelerator: Accelerator) -> Signals:
+    """Those of the whole rollout batch, (W·B, T), T the longest of any process; rows in the order of the processes."""
+    if accelerator.num_processes == 1:
+        return signals
+    here = {f.name: getattr(signals, f.name) for f in fields(signals)}
+    mine = {name: x.contiguous() for name, x in here.items() if isinstance(x, Tensor)}
+    wide = {n: accelerator.pad_across_processes(x, dim=1) if x.ndim == 2 else x for n, x in mine.items()}
+    return replace(signals, **{name: accelerator.gather(x) for name, x in wide.items()})
 
 
 # ---- coverage and rarity -------------------------------------------------------------------------------------------

@@ -28,11 +28,10 @@ from sage_rlvr.train import measure, microbatches, packing, rollouts
 from sage_rlvr.train.callbacks import LogFile, OnPolicy, PaidToRamble, ProgressLine, SaveOnSigterm, replace_progress
 from sage_rlvr.train.card import describe
 from sage_rlvr.train.casts import keep_inputs
-from sage_rlvr.train.checkpoint import last_complete
 from sage_rlvr.train.config import SAGEConfig
 from sage_rlvr.train.dropout import active_dropout, disable_dropout
 from sage_rlvr.train.generation import GeneratingTrainer, llm_with_room, own_port
-from sage_rlvr.train.lens import IN_TRL, LossLens, RolloutLens
+from sage_rlvr.train.lens import IN_TRL, LossLens, RolloutLens, check_finite
 from sage_rlvr.verify import extract_answer
 
 
@@ -65,6 +64,7 @@ class SAGETrainer(GeneratingTrainer):
         self.guide = args.make_guide()
         self.guide_needs = frozenset(self.guide.needs) if self.guide is not None else frozenset()
         self.estimator = args.anchor_estimator
+        self.whole_batch = args.wants_whole_batch()
         self._lens: RolloutLens | LossLens | None = None
         # (slice of the rollout buffer, micro-batch of it) → log q, where no sampling pass gave it: then a buffer ends with an
         # optimizer step, so that no checkpoint falls inside it and none needs to hold this
@@ -74,7 +74,7 @@ class SAGETrainer(GeneratingTrainer):
         self._head: Head | None = None
         self._stopwatch = measure.Stopwatch()
         self.found: list[microbatches.Found] | None = None  # what a slice in micro-batches measures at its end
-        self.over_budget_said = False
+        self.over_budget_said = self.pass_said = False
         own_port(args)
         with in_place(vllm_generation, llm_with_room(args), "LLM"):
             super().__init__(model, reward_funcs, args, *rest, **more)
@@ -263,7 +263,11 @@ class SAGETrainer(GeneratingTrainer):
         )
 
     def _log_q(self, inputs: dict[str, Any], logps: Tensor, entropies: Tensor | None, mask: Tensor) -> Tensor:
-        return self.guide(self._signals(inputs, logps, entropies, mask))  # type: ignore[misc]
+        signals = self._signals(inputs, logps, entropies, mask)
+        if not self.guide.across_rows:  # type: ignore[union-attr]
+            return self.guide(signals)  # type: ignore[misc]
+        everyone = rollouts.gather_signals(signals, self.accelerator)
+        return self.guide(everyone)[inputs["sage_rows"], : mask.shape[1]]  # type: ignore[misc]
 
     def held_log_q(self, inputs: dict[str, Any], logps: Tensor, entropies: Tensor | None, mask: Tensor) -> Tensor:
         """log q of this slice of the rollout batch: from the sampling pass, or from its first use; anew if not held."""
@@ -280,7 +284,8 @@ class SAGETrainer(GeneratingTrainer):
         """log q at the sampling policy where a pass over it was made, and the k1 reward on top of the advantages."""
         logps, entropies = output.get("old_per_token_logps"), output.get("sage_entropies")
         credit, center = self.estimator == "k1-reward", self.args.guide_center == "batch"
-        if logps is None and (credit or center):
+        if logps is None and self.whole_batch:
+            self._say_pass()
             logps, entropies = self._sampling_pass(output)
         if logps is None or not (credit or (self.guide is not None and self.args.guide_hold)):
             return
@@ -297,8 +302,8 @@ class SAGETrainer(GeneratingTrainer):
             self._add_bonus(output, logps, log_q, mask)
 
     def _sampling_pass(self, output: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
-        """Log-probs and entropies of the policy that sampled: the one extra pass of k1-reward, and of a centred guide, where
-        TRL made none."""
+        """Log-probs and entropies of the policy that sampled: the one extra pass of what takes the whole rollout batch, where TRL
+        made none."""
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
         attention = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
         size = self.args.per_device_train_batch_size if self.model.training else self.args.per_device_eval_batch_size
@@ -395,7 +400,7 @@ class SAGETrainer(GeneratingTrainer):
             else:
                 penalty = anchor_penalty(lens.logps, lens.ref, log_q, self.estimator)  # type: ignore[arg-type]
                 loss = loss + self.beta * self._aggregate(penalty, lens.mask, inputs)
-        self.check_finite({"loss": loss.detach()[None, None]}, torch.ones(1, 1, device=loss.device))
+        check_finite({"loss": loss.detach()[None, None]}, torch.ones(1, 1, device=loss.device), self)
         found = (lens.logps, lens.entropies, lens.ref, lens.log_q, penalty, lens.mask)
         if self.found is not None:
             self.found.append(microbatches.counted(found))
@@ -433,28 +438,6 @@ class SAGETrainer(GeneratingTrainer):
 
     # ---- guards ----------------------------------------------------------------------------------------------------
 
-    def check_finite(self, tensors: dict[str, Tensor | None], mask: Tensor) -> None:
-        """Stops the run at the first NaN or inf on a counted token, naming step, tensor and the checkpoint to resume from."""
-        counted = mask.bool()
-        for name, tensor in tensors.items():
-            if tensor is None:
-                continue
-            bad = ~torch.isfinite(tensor.detach())
-            bad = bad & (counted if bad.dim() == 2 else counted.any(1))
-            if bool(bad.any()):
-                place = bad.nonzero()[0].tolist()
-                saved = last_complete(self.args.output_dir)
-                way = (
-                    f"resume from {saved} with a lower learning_rate or max_grad_norm"
-                    if saved
-                    else "no checkpoint was saved yet"
-                )
-                value = tensor[tuple(place)].item()
-                where = (
-                    f" (row {place[0]}" + (f", token {place[1]})" if len(place) > 1 else ")") if name != "loss" else ""
-                )
-                raise FloatingPointError(f"{name} became {value} at step {self.state.global_step}{where}: {way}.")
-
     def _still_dropout(self) -> None:
         if self.args.disable_dropout:
             disable_dropout(self.model)  # a reference is in evaluation mode
@@ -463,6 +446,13 @@ class SAGETrainer(GeneratingTrainer):
                 f"sage: the policy has {found}: its log-probs are then not those it sampled with, and every estimate of the KL "
                 "holds that noise; disable_dropout=true turns it off."
             )
+
+    def _say_pass(self) -> None:
+        if not self.pass_said and self.accelerator.is_main_process:
+            print(
+                f"sage: {self.whole_batch} looks at whole rollout batches: one more forward pass over each, without gradient."
+            )
+        self.pass_said = True
 
     def _say_which_gradient(self) -> None:
         if self.estimator != "k1-reward" or not self.accelerator.is_main_process:

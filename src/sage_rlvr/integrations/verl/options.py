@@ -258,6 +258,10 @@ def _check_guide(options: Options, guide: Guide, config: Any) -> None:
             f"{named} needs entropies and algorithm.rollout_correction.bypass_mode=True skips the pass that computes them: set "
             "bypass_mode=False, or choose a guide that needs none (token, random)."
         )
+    if guide.across_rows and not options.hold:
+        raise UserError(
+            f"{named} looks at the whole rollout batch, and verl's workers see a micro-batch of it: set sage.hold=True."
+        )
     if not options.hold and (options.center == "batch" or options.estimator == "k1-reward"):
         what = "sage.center=batch" if options.center == "batch" else "algorithm.use_kl_in_reward=True"
         raise UserError(f"{what} takes log q of the whole rollout batch, so it needs sage.hold=True.")
