@@ -109,6 +109,9 @@ REFUSED = {  # overrides → what the sentence names: the field, and the mend
     "centred but not held": (
         ["+sage.guide=branch", "+sage.hold=false", "+sage.center=batch"], ["sage.center=batch", "sage.hold=True"],
     ),
+    "the whole batch but not held": (
+        ["+sage.guide=branch-quantile", "+sage.hold=false"], ["branch-quantile looks at the whole", "sage.hold=True"],
+    ),
     "in the reward but not held": (["+sage.guide=branch", *REWARD, "+sage.hold=false"], ["use_kl_in_reward", "sage.hold=True"]),
     "a word for a truth value": (["+sage.guide=branch", "+sage.hold=maybe"], ["sage.hold='maybe'", "true or false"]),
 }  # fmt: skip

@@ -158,6 +158,21 @@ def test_centring_takes_the_batch_mean_of_counted_tokens(toy):
     tq.kv_clear(keys=batch.keys, partition_id="train")
 
 
+@pytest.mark.parametrize(("order", "padding"), [(0, 0), (4, 3)])
+def test_a_quantile_is_of_the_whole_rollout_batch(toy, order, padding):
+    """As in our trainer for TRL: over every counted token of the step, whatever the order and however many rows are padding."""
+    trainer = trainer_of(toy("+sage.guide=branch-quantile", "+sage.guide_args={ratio: 0.4, quantile: 0.7}"))
+    batch, rows, _ = a_batch(trainer, order=order, padding=padding)
+    trainer._shape(batch, {})
+    h = np.concatenate([r["entropy"][r["response_mask"].bool()].double().numpy() for r in rows])
+    tau = float(np.quantile(h, 0.7))
+    for row, shaped in zip(rows, read(batch, "ref_log_prob")["ref_log_prob"]):
+        q = (1 + 0.4 * (row["entropy"] - tau).clamp(min=0)).clamp(0.6, 1.4)
+        expected = row["ref_log_prob"] + torch.where(row["response_mask"].bool(), q.log(), 0.0)
+        torch.testing.assert_close(shaped[: len(expected)], expected, rtol=1e-5, atol=1e-5)
+    tq.kv_clear(keys=batch.keys, partition_id="train")
+
+
 def test_k1_reward_is_use_kl_in_reward_with_the_shaped_reference(toy):
     """verl's own _compute_advantage after our shaping: A = r + β·bonus − the group's mean, bonus = anchor_reward."""
     trainer = trainer_of(toy("+sage.guide=tempered", "+sage.guide_args={threshold: 0.5}", *REWARD))
