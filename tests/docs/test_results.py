@@ -9,6 +9,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from sage_rlvr.anchor.guides import guide_class
 from sage_rlvr.evaluate.results import results
 from sage_rlvr.study.against import detectable
 from sage_rlvr.study.distance import like_for_like, read_runs
@@ -218,3 +219,20 @@ def _ends(gain):
     """How far an interval reaches below and above 0."""
     low, high = re.search(r"\[(\S+), (\S+)\]", gain.replace("−", "-")).groups()
     return -float(low), float(high)
+
+
+def test_no_published_run_had_a_quantile_of_less_than_its_rollout_batch():
+    """One process and one slice a batch, or a guide that does not look across rows: what was said of the search."""
+    found = 0
+    assert "these runs' slice was the whole rollout batch, 1,536 rows on one process and without accumulation" in PAGE
+    for name in ("frontier", "confirm", "mini", "qwen1.5b"):
+        study = load_study(name)
+        for variant in study.variants:
+            settings = study.train | study.variants[variant]
+            if settings.get("guide", "none") == "none" or not guide_class(settings["guide"]).across_rows:
+                continue
+            assert name == "frontier"
+            assert settings["per_device_train_batch_size"] == 1536
+            assert not {"gradient_accumulation_steps", "steps_per_generation", "tokens_per_microbatch"} & set(settings)
+            found += 1
+    assert found == 18
