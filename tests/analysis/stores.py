@@ -6,7 +6,7 @@ from sage_rlvr.store import Sample, SampleStore
 
 
 def make_store(folder, samples, settings=None, n=None, asked=None):
-    """``samples``: (task, problem, seed, index, completion, verdict[, token_ids])."""
+    """``samples``: (task, problem, seed, index, completion, verdict[, token_ids[, finish]])."""
     with SampleStore(folder, settings or {"temperature": 0.3}) as store:
         for task in dict.fromkeys(s[0] for s in samples):
             own = [s for s in samples if s[0] == task]
@@ -16,9 +16,9 @@ def make_store(folder, samples, settings=None, n=None, asked=None):
     return folder
 
 
-def _sample(task, problem, seed, index, completion, verdict, ids=(3,)):
+def _sample(task, problem, seed, index, completion, verdict, ids=(3,), finish="stop"):
     return Sample(
-        "r", "m", task, problem, seed, index, completion, len(ids), "stop", "7", verdict, None, list(ids), -1.0
+        "r", "m", task, problem, seed, index, completion, len(ids), finish, "7", verdict, None, list(ids), -1.0
     )
 
 

@@ -77,10 +77,16 @@ def test_perplexity_and_trace(tmp_path, screen):
     assert record["runs"]["run"]["above"]["1"] == 1.0
     assert record["runs"]["base"]["above"]["base q0.5"] == 0.5
     assert len(record["values"]["run"][TASK]) == 2
-    trace_page(first, [base], reference=base, console=screen, limit=1, per_problem=1, guide_args='{"ratio": 0.1}')
+    how = {"reference": base, "console": screen, "limit": 1, "per_problem": 1}
+    trace_page(first, [base], guide="branch", guide_args='{"ratio": 0.1}', **how)
+    with pytest.raises(UserError, match=r"temperature=0\.0 must be above 0"):
+        trace_page(first, [base], guide="branch", temperature=0.0, **how)
+    with pytest.raises(UserError, match="guide_args without a guide"):
+        trace_page(first, [base], guide_args='{"ratio": 0.1}', **how)
     with pytest.raises(UserError, match="not a JSON object"):
         trace_page(first, [base], reference=base, console=screen, guide_args="ratio")
     assert "1 completions through 1 checkpoints" in screen.file.getvalue()
+    assert "q: as asked in the call." in screen.file.getvalue()
 
 
 @pytest.mark.parametrize(

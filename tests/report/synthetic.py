@@ -112,15 +112,20 @@ def pieces(text: str) -> list[str]:
 
 
 def write_trace(
-    folder: Path, keys: list[tuple[str, str, int, int]], checkpoints: list[str], name: str = "000.parquet"
+    folder: Path,
+    keys: list[tuple[str, str, int, int]],
+    checkpoints: list[str],
+    name: str = "000.parquet",
+    q: bool = True,
 ) -> None:
-    """Per-token numbers for some of a store's samples."""
+    """Per-token numbers for some of a store's samples; without ``q`` as where training's is not known."""
     stored = {
         (r["task"], r["problem"], r["seed"], r["index"]): r["completion"]
         for batch in SampleStore(folder, readonly=True).scan(["task", "problem", "seed", "index", "completion"])
         for r in batch.to_pylist()
     }
     rows = [_trace(key, c, i, pieces(stored[key])) for key in keys for i, c in enumerate(checkpoints)]
+    rows = rows if q else [row | {"q": None, "penalty": None} for row in rows]
     (folder / "trace").mkdir(exist_ok=True)
     numbers = {c: pa.list_(pa.float32()) for c in ("logps", "ref_logps", "entropies", "q", "penalty")}
     schema = pa.schema(

@@ -332,6 +332,24 @@ def test_colours_can_be_chosen(opened):
     assert b.js(ground) == "rgb(246, 247, 249)"
 
 
+def test_a_trace_without_q_offers_none(browser, tmp_path):
+    """Where training's q is not known it is not traced; the rest is shown, and the choice between measures does without it."""
+    b, folder = browser, write_store(tmp_path / "runs" / "branch" / "eval", {"aime": [0.5]}, n=2)
+    write_trace(folder, [("aime", "aime-000", 0, i) for i in (0, 1)], ["base", "checkpoint-1"], q=False)
+    b.size(1440)
+    b.open(build_report(tmp_path / "runs", tmp_path / "out.html", resamples=50))
+    b.show("explorer")
+    b.wait("return document.querySelectorAll('.tokens span').length > 1")
+    labels = b.js("return [...document.querySelectorAll('#explorer .choice label')].map((x) => x.textContent)")
+    assert {"Entropy", "Surprisal"} <= set(labels)
+    assert not {"q", "Penalty"} & set(labels)
+    b.js("document.querySelector('.tokens span').focus()")
+    b.wait("return document.querySelector('.numbers dl') !== null")
+    facts = b.js("return [...document.querySelectorAll('.numbers dl div')].map((x) => x.innerText.split(/\\s+/))")
+    assert {"q": "–", "Penalty": "–"}.items() <= {f[0]: f[-1] for f in facts}.items()
+    assert b.errors() == []
+
+
 HOSTILE = {
     0: "</script><script>window.pwned = 1</script><img src=x onerror='window.pwned = 2'>",
     1: '<a href="javascript:window.pwned=3">click</a> javascript:alert(1) <!--<script> ]]> ${1+1} {{7*7}}',

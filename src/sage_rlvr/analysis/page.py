@@ -344,7 +344,7 @@ def trace_page(
     console.print(
         Text(
             f"{found.samples:,} completions through {len(found.checkpoints)} checkpoints ({', '.join(found.checkpoints)}), guide "
-            f"{found.settings['guide']}; {found.written:,} rows are new. written: {found.folder}"
+            f"{found.settings['guide']}; {found.written:,} rows are new. written: {found.folder}\nq: {found.settings['q']}."
         ),
         soft_wrap=True,
     )

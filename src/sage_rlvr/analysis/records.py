@@ -46,7 +46,7 @@ def read_log(folder: str | Path) -> TrainLog:
             log.notes.append(f"{folder}/log.jsonl: {len(bad)} unreadable lines left out (the first is line {bad[0]})")
         entries = [e for _, e in raw if e is not None]
     else:
-        state = _state(folder)
+        state = trainer_state(folder)
         entries, log.planned = [e for e in state["log_history"] if _has_step(e)], state.get("max_steps")
     log.entries = _merged(entries)
     steps = log.settings.get("max_steps")
@@ -86,7 +86,9 @@ def _has_step(entry: Any) -> bool:
     return isinstance(step, int | float) and math.isfinite(step)
 
 
-def _state(folder: Path) -> dict[str, Any]:
+def trainer_state(folder: str | Path) -> dict[str, Any]:
+    """The newest trainer_state.json in a training folder or in its checkpoints."""
+    folder = Path(folder)
     found = [folder / "trainer_state.json", *(c / "trainer_state.json" for c in reversed(checkpoints(folder)))]
     for path in found:
         if path.is_file():

@@ -1,28 +1,29 @@
 """``sage-rlvr trace``: stored completions read again through checkpoints, token by token, for the explorer.
 
-FOLDER/trace/_trace.json    guide, reference, checkpoints
+FOLDER/trace/_trace.json    guide, reference, checkpoints, and what q is
 FOLDER/trace/*.parquet     one row a sample and checkpoint: token texts, log π, log π_ref, entropy, q, penalty
 """
 
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import torch
+from torch import Tensor
 
 from sage_rlvr.analysis.pieces import token_pieces
 from sage_rlvr.analysis.records import checkpoints as checkpoints_in
-from sage_rlvr.analysis.records import read_record, training_of
+from sage_rlvr.analysis.records import read_record, trainer_state, training_of
 from sage_rlvr.analysis.scoring import ModelSource, Prompts, Reading, Text, read_texts, source_of
+from sage_rlvr.analysis.shaped import KEY, Anchor, anchor_of, log_q
 from sage_rlvr.analysis.shards import digest, read_shards, sweep, write_shard
 from sage_rlvr.analysis.verdicts import rows as judged_rows
-from sage_rlvr.anchor import Guide, Signals, anchor_penalty, make_guide, tellable
+from sage_rlvr.anchor import anchor_penalty, tellable
 from sage_rlvr.errors import UserError
 from sage_rlvr.models import write_whole
 from sage_rlvr.models.loading import is_adapter
@@ -44,11 +45,12 @@ SCHEMA = pa.schema(
         ("logps", _FLOATS),
         ("ref_logps", _FLOATS),
         ("entropies", _FLOATS),
-        ("q", _FLOATS),
+        ("q", _FLOATS),  # null, like the penalty: training's cannot be told
         ("penalty", _FLOATS),  # k3 toward q·π_ref
     ]
 )
 SHARD = 64  # rows that a kill may cost
+Key = tuple[str, str, int, int]  # task, problem, seed, index
 
 
 @dataclass(frozen=True)
@@ -82,58 +84,98 @@ def trace(
     out: str | Path | None = None,
     data_dir: str | Path | None = None,
     batch_tokens: int | None = None,
-    temperature: float = 1.0,
+    temperature: float | None = None,
     dtype: str = "auto",
     device: str | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Traced:
     """Reads ``per_problem`` completions of each of the first ``limit`` problems a task through every checkpoint.
 
     A training folder as checkpoint stands for its checkpoint-N folders and its final weights; none: the sampled model.
-    Guide and reference are the training run's unless said. ``temperature`` is that of training.
+    Guide, reference, temperature and seed are the training run's unless said. Where q depends on the other completions of a
+    rollout batch, all that are traced make one; with fewer than training had, q and penalty are left empty, and that is said.
     """
     store = SampleStore(run, readonly=True)
     points, notes = expand(checkpoints or [source_or_fail(store)])
-    record = next((r for c in checkpoints or [run] for r in [_record_near(c)] if r), None)
-    anchor, name, args = _guide(guide, guide_args, record)
-    origin = source_of(reference) if reference else _reference(points, record)
+    records = [r for c in checkpoints or [run] for r in [_record_near(c)] if r]
+    anchor = anchor_of(records, guide, guide_args, temperature, seed, reference is not None)
+    origin = source_of(reference) if reference else _reference(points, records[0] if records else None)
     target = Path(out) if out else Path(run, "trace")
-    settings = {
-        "guide": name, "guide_args": anchor.settings() if anchor else args, "reference": asdict(origin),
-        "temperature": temperature, "estimator": "k3", "seed": seed,
-    }  # fmt: skip
-    _keep_settings(target, settings, points)
     chosen = select(store, tasks, problems, limit, per_problem)
+    anchor = anchor.of(len(chosen))
+    settings = _settings(anchor, origin, chosen)
+    _keep_settings(target, settings, points)
     todo = _todo(target, chosen, points)
-    needed = {_key(r): r for rows in todo.values() for r in rows}
+    wanted = {label: chosen if rows and anchor.together else rows for label, rows in todo.items()}  # to be read
+    needed = {_key(r): r for rows in wanted.values() for r in rows}
     tokenizer = source_of(run).tokenizer() if store.settings.get("model") else points[0].source.tokenizer()
     prompts = Prompts(store, tokenizer, data_dir)
     texts = {k: Text(prompts(r["task"], r["problem"]), tuple(r["token_ids"])) for k, r in needed.items()}
-    read = partial(_read_all, batch_tokens=batch_tokens, temperature=temperature)
+    read = partial(_read_all, batch_tokens=batch_tokens, temperature=anchor.temperature)
     ref = dict(read(origin.load(dtype, device), texts)) if needed else {}
     written, total = 0, sum(map(len, todo.values()))
-    for point in points:
-        if not todo[point.label]:
-            continue
-        rows = {_key(r): r for r in todo[point.label]}
+    for point in (p for p in points if todo[p.label]):
+        here, why = _at(anchor, point)
+        notes += [why] if why else []
+        new = {_key(r) for r in todo[point.label]}
+        readings = read(point.source.load(dtype, device), {k: texts[k] for k in map(_key, wanted[point.label])})
         waiting = []
-        for key, own in read(point.source.load(dtype, device), {k: texts[k] for k in rows}):
-            waiting.append(_row(rows[key], point, own, ref[key], anchor, tokenizer, seed))
-            written += 1
-            if len(waiting) == SHARD or written == total:
+        for key, own, shape in _shaped(here, point, needed, readings, ref):
+            if key in new:
+                waiting.append(_row(needed[key], point, own, ref[key], shape, tokenizer))
+                written += 1
+            if len(waiting) == SHARD:
                 write_shard(target, waiting, SCHEMA)
                 waiting = []
                 if progress:
                     progress(written, total)
         if waiting:
             write_shard(target, waiting, SCHEMA)
+    if progress and total:
+        progress(written, total)
     return Traced(target, len(chosen), [c.label for c in points], written, settings, notes)
+
+
+def _settings(anchor: Anchor, origin: ModelSource, chosen: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the rows of a folder share: the noise's seed where there is noise, the completions where q depends on all of them."""
+    shared = {
+        "guide": anchor.name, "guide_args": anchor.guide.settings() if anchor.guide else {}, "q": anchor.said(len(chosen)),
+        "reference": asdict(origin), "temperature": anchor.temperature, "centred": anchor.centred, "estimator": "k3",
+    }  # fmt: skip
+    if anchor.guide is not None and anchor.guide.stochastic:
+        shared["seed"] = anchor.seed
+    if anchor.together:
+        which = blake2b(repr([_key(r) for r in chosen]).encode(), digest_size=4).hexdigest()
+        shared["batch"] = f"{len(chosen)} completions ({which})"
+    return shared
+
+
+def _at(anchor: Anchor, point: Checkpoint) -> tuple[Anchor, str | None]:
+    """The anchor at a checkpoint; without q, and why, where its schedule cannot be placed."""
+    if anchor.unknown or not anchor.scheduled or (point.step is not None and point.max_steps):
+        return anchor, None
+    why = f"guide {anchor.name!r} follows a schedule, and no run.json says which step of it this is"
+    return replace(anchor, unknown=why), f"q at {point.label}: {why}"
+
+
+def _shaped(
+    anchor: Anchor, point: Checkpoint, samples: dict[Key, dict[str, Any]], readings: Iterator[tuple[Key, Reading]],
+    ref: dict[Key, Reading],
+) -> Iterator[tuple[Key, Reading, Tensor | None]]:  # fmt: skip
+    """With log q of each, None where it is not shown; one by one, or all at once where each depends on the others."""
+    for group in [list(readings)] if anchor.together else ([one] for one in readings):
+        keys, own = zip(*group)
+        shapes: Sequence[Tensor | None] = [None] * len(keys)
+        if not anchor.unknown:
+            rows, refs = [samples[k] for k in keys], [ref[k] for k in keys]
+            shapes = log_q(anchor, rows, own, refs, point.step or 0, point.max_steps or 1)
+        yield from zip(keys, own, shapes)
 
 
 def _todo(target: Path, chosen: list[dict[str, Any]], points: Sequence[Checkpoint]) -> dict[str, list[dict[str, Any]]]:
     """Checkpoint → samples that were not read through it yet."""
-    rows = read_shards(target, SCHEMA, [*_KEY, "checkpoint", "digest"])
+    rows = read_shards(target, SCHEMA, [*KEY, "checkpoint", "digest"])
     done = {(*_key(r), r["checkpoint"]): r["digest"] for r in rows}
     for r in chosen:
         if any(done.get((*_key(r), c.label), r["digest"]) != r["digest"] for c in points):
@@ -143,16 +185,13 @@ def _todo(target: Path, chosen: list[dict[str, Any]], points: Sequence[Checkpoin
     return {c.label: [r for r in chosen if (*_key(r), c.label) not in done] for c in points}
 
 
-_KEY = ("task", "problem", "seed", "index")
-
-
-def _key(row: dict[str, Any]) -> tuple[str, str, int, int]:
+def _key(row: dict[str, Any]) -> Key:
     return row["task"], row["problem"], row["seed"], row["index"]
 
 
 def _read_all(
-    model: Any, texts: dict[tuple[str, str, int, int], Text], batch_tokens: int | None, temperature: float
-) -> Iterator[tuple[tuple[str, str, int, int], Reading]]:
+    model: Any, texts: dict[Key, Text], batch_tokens: int | None, temperature: float
+) -> Iterator[tuple[Key, Reading]]:
     keys = list(texts)
     for batch in read_texts(model, list(texts.values()), batch_tokens, temperature):
         for i, reading in batch:
@@ -160,44 +199,22 @@ def _read_all(
 
 
 def _row(
-    sample: dict[str, Any],
-    point: Checkpoint,
-    own: Reading,
-    ref: Reading,
-    guide: Guide | None,
-    tokenizer: Any,
-    seed: int,
+    sample: dict[str, Any], point: Checkpoint, own: Reading, ref: Reading, shape: Tensor | None, tokenizer: Any
 ) -> dict[str, Any]:
-    """All tensors (1, T): a guide may normalise within a completion, and padding would be in its way."""
-    signals = Signals(
-        logps=own.logps[None],
-        ref_logps=ref.logps[None],
-        mask=torch.ones(1, len(own.logps)),
-        entropies=own.entropies[None],
-        ref_entropies=ref.entropies[None],
-        step=point.step or 0,
-        max_steps=point.max_steps or max(point.step or 1, 1),
-        generator=torch.Generator().manual_seed(seed),
-        rows=torch.tensor([_address(sample)]),
-        rewards=torch.tensor([float(sample["right"])]),
-    )
-    log_q = guide(signals) if guide else torch.zeros_like(signals.logps)
-    penalty = anchor_penalty(signals.logps, signals.ref_logps, tellable(log_q), "k3")
-    return {k: sample[k] for k in (*_KEY, "right", "digest")} | {
+    q = penalty = None
+    if shape is not None:
+        q = tellable(shape).exp().tolist()
+        penalty = anchor_penalty(own.logps, ref.logps, tellable(shape), "k3").tolist()
+    return {k: sample[k] for k in (*KEY, "right", "digest")} | {
         "checkpoint": point.label,
         "step": point.step,
         "tokens": token_pieces(tokenizer, sample["token_ids"], sample["completion"]),
         "logps": own.logps.tolist(),
         "ref_logps": ref.logps.tolist(),
         "entropies": own.entropies.tolist(),
-        "q": tellable(log_q[0]).exp().tolist(),
-        "penalty": penalty[0].tolist(),
+        "q": q,
+        "penalty": penalty,
     }
-
-
-def _address(sample: dict[str, Any]) -> int:
-    """A stochastic guide's noise is the sample's own, whoever else is traced."""
-    return int.from_bytes(blake2b(repr(_key(sample)).encode(), digest_size=7).digest(), "big")
 
 
 def select(
@@ -229,7 +246,7 @@ def select(
     return chosen
 
 
-# ---- which models, which guide -------------------------------------------------------------------------------------
+# ---- which models --------------------------------------------------------------------------------------------------
 
 
 def source_or_fail(store: SampleStore) -> str:
@@ -245,7 +262,7 @@ def expand(given: Sequence[str | Path]) -> tuple[list[Checkpoint], list[str]]:
     notes: list[str] = []
     for where in given:
         record = _record_near(where)
-        planned = record["settings"].get("max_steps") if record else None
+        planned = _planned(record) if record else None
         for label, folder, step in _candidates(Path(where), planned if record and record.get("finished") else None):
             if folder.is_dir() and not _has_weights(folder):
                 notes.append(f"{folder} holds no weights (its save was interrupted, or it was pruned): left out")
@@ -282,14 +299,15 @@ def _record_near(where: str | Path) -> dict[str, Any] | None:
     return record | {"folder": str(home)} if record else None
 
 
-def _guide(
-    name: str | None, args: dict[str, Any] | None, record: dict[str, Any] | None
-) -> tuple[Guide | None, str, dict[str, Any]]:
-    own = (record or {}).get("settings", {})
-    if name is None:
-        name = own.get("guide") or "branch"
-        args = {**(own.get("guide_args") or {}), **(args or {})}
-    return (None if name == "none" else make_guide(name, **(args or {}))), name, args or {}
+def _planned(record: dict[str, Any]) -> int | None:
+    """Optimizer steps of the whole run; trainer_state.json knows where the run was told epochs."""
+    said = record["settings"].get("max_steps")
+    if not isinstance(said, int) or said < 1:
+        try:
+            said = trainer_state(record["folder"]).get("max_steps")
+        except UserError:
+            return None
+    return said
 
 
 def _reference(points: Sequence[Checkpoint], record: dict[str, Any] | None) -> ModelSource:
@@ -325,7 +343,8 @@ def _keep_settings(target: Path, settings: dict[str, Any], points: Sequence[Chec
         if differs:
             field, (was, now) = next(iter(differs.items()))
             raise UserError(
-                f"{target} was traced with {field}={was!r} and this call has {now!r}; give --out another folder, or set it back."
+                f"{target} was traced with {field}={was!r} and this call has {now!r}; give --out another folder, remove "
+                "this one, or set it back."
             )
     known = {c["label"]: c for c in old.get("checkpoints", [])}
     known |= {c.label: {"label": c.label, "step": c.step, "source": c.source.name} for c in points}

@@ -57,13 +57,15 @@ def _trace_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--data_dir", help="folder of local task files")
     p.add_argument("--out", help="folder for the trace (default: RUN/trace, where report and explore look for it)")
     p.add_argument("--batch_tokens", type=int, help="tokens read together (default: 4,096, on a GPU 16,384)")
-    p.add_argument("--seed", type=int, help="of a stochastic guide's noise (default: 0)")
+    p.add_argument("--temperature", type=float, help="of log π, log π_ref and entropy (default: the training run's)")
+    p.add_argument("--seed", type=int, help="of a stochastic guide's noise (default: the training run's)")
 
 
 def _trace(args: argparse.Namespace) -> None:
     from sage_rlvr.analysis.page import trace_page
 
-    names = ("reference", "guide", "guide_args", "limit", "per_problem", "data_dir", "out", "batch_tokens", "seed")
+    names = ("reference", "guide", "guide_args", "limit", "per_problem", "data_dir", "out", "batch_tokens", "temperature",
+             "seed")  # fmt: skip
     options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     trace_page(args.folder, args.checkpoints, **options)
 

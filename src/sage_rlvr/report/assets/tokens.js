@@ -25,6 +25,9 @@ function traceView(sample, view, word, made) {
     size = trace.tokens.length,
     last = trace.checkpoints.length - 1;
   if (view.at === null || view.at > last) view.at = last;
+  // where training's q is not known, neither it nor the penalty was traced
+  const told = Object.keys(MEASURES).filter((m) => !size || trace[m].flat().some((x) => x !== null));
+  if (!told.includes(view.measure)) [view.measure] = told;
   const spans = trace.tokens.map((t, i) => {
     const span = el("span", { tabindex: -1 }, legible(t).replace(/\n/g, "↵\n") || "∅");
     span.i = i;
@@ -56,7 +59,7 @@ function traceView(sample, view, word, made) {
       ...keyOf(
         view.measure,
         top,
-        trace[view.measure].flat().some((x) => x < (view.measure === "q" ? 1000 : 0)),
+        trace[view.measure].flat().some((x) => x !== null && x < (view.measure === "q" ? 1000 : 0)),
       ),
     );
     read();
@@ -121,7 +124,7 @@ function traceView(sample, view, word, made) {
       { class: "controls" },
       choice(
         "Shade by",
-        Object.entries(MEASURES).map(([m, [name]]) => [m, name]),
+        told.map((m) => [m, MEASURES[m][0]]),
         view.measure,
         (m) => {
           view.measure = m;
