@@ -22,7 +22,7 @@ from trl.trainer import utils as trl_utils
 from trl.trainer.utils import add_fused_lm_head
 
 from sage_rlvr.anchor import Signals, anchor_penalty, anchor_reward, noise, tellable
-from sage_rlvr.errors import UserError
+from sage_rlvr.errors import Diverged, UserError
 from sage_rlvr.head import Head, covers, in_place
 from sage_rlvr.train import measure, microbatches, packing, rollouts
 from sage_rlvr.train.callbacks import LogFile, OnPolicy, PaidToRamble, ProgressLine, SaveOnSigterm, replace_progress
@@ -453,7 +453,7 @@ class SAGETrainer(GeneratingTrainer):
                 where = (
                     f" (row {place[0]}" + (f", token {place[1]})" if len(place) > 1 else ")") if name != "loss" else ""
                 )
-                raise FloatingPointError(f"{name} became {value} at step {self.state.global_step}{where}: {way}.")
+                raise Diverged(f"{name} became {value} at step {self.state.global_step}{where}: {way}.")
 
     def _still_dropout(self) -> None:
         if self.args.disable_dropout:
