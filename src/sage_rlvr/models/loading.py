@@ -3,7 +3,6 @@
 Code that comes with a model is never run unless asked, and what cannot be loaded is said in one sentence.
 """
 
-import json
 import os
 import re
 import socket
@@ -12,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.files import read_json
 from sage_rlvr.models.gguf import gguf_folder, gguf_tokenizer, is_gguf
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
@@ -266,10 +266,7 @@ def _has(folder: str | Path, patterns: tuple[str, ...]) -> bool:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise UserError(f"{path} cannot be read ({_short(e)}): its save was interrupted, so make it again.") from e
+    content = read_json(path, "its save was interrupted, so make it again")
     if not isinstance(content, dict):
         raise UserError(f"{path} holds a {type(content).__name__}, not an object: make it again.")
     return content
