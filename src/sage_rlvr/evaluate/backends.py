@@ -8,7 +8,7 @@ from typing import Any
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.sampling import Ask, Backend, Sampling
 from sage_rlvr.files import read_json
-from sage_rlvr.models import base_of, gguf_folder, is_adapter, load_model, load_tokenizer
+from sage_rlvr.models import base_of, check_vocabulary, gguf_folder, is_adapter, load_model, load_tokenizer
 from sage_rlvr.models.fingerprints import digest, of_files, of_weights
 from sage_rlvr.models.loading import resolved
 from sage_rlvr.store.settings import INPUTS, WEIGHTS
@@ -144,6 +144,7 @@ def make_backend(
     cuda = torch.cuda.is_available()
     precision = ("auto" if cuda else "float32") if dtype == "auto" else dtype
     model = load_model(base, adapter, dtype=precision, trust_remote_code=trust_remote_code)
+    check_vocabulary(model, tokenizer)
     model = model.to("cuda") if cuda else model
     return TransformersBackend(model, tokenizer, how, batch_size or (128 if cuda else 64), longest)
 

@@ -185,7 +185,14 @@ def evaluate(args: EvalArguments, console: Console | None = None, engines: Engin
             (console or Console()).print(f"{args.out} is complete: {total:,} samples are there.", highlight=False)
             _say_rest(store, asks, args, console)
             return Path(args.out)
-        names = ("batch_size", "dtype", "gpu_memory_utilization", "trust_remote_code", "kv_cache_gib", "engines_per_gpu")
+        names = (
+            "batch_size",
+            "dtype",
+            "gpu_memory_utilization",
+            "trust_remote_code",
+            "kv_cache_gib",
+            "engines_per_gpu",
+        )
         engine = {name: getattr(args, name) for name in names}
         if engines is None:
             engines = stack.enter_context(closing(Engines()))
