@@ -96,6 +96,9 @@ def test_a_full_disk_is_known_by_its_number_and_by_the_libraries_words():
         OSError(errno.ENOSPC, "No space left on device", "/runs/x"),
         OSError(errno.EDQUOT, "Disk quota exceeded"),
         RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"),
+        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 29056 vs 28944"),
+        OSError("40000 requested and 8176 written"),
     ):
         assert "the disk is full" in refused(e)
         later = RuntimeError("unrelated")

@@ -89,11 +89,17 @@ def refused(e: BaseException, named: Sequence[str] = ()) -> str | None:
     )
 
 
+# safetensors, Arrow, torch.save and NumPy, whose exceptions carry no number
+WORDS = (
+    "No space left on device", "os error 28", "Disk quota exceeded", "PytorchStreamWriter failed writing", ". unexpected pos ",
+    " requested and ",
+)  # fmt: skip
+
+
 def no_room(e: BaseException) -> bool:
-    """Also in the words of safetensors and of Arrow, whose exceptions carry no number."""
-    return (isinstance(e, OSError) and e.errno in NO_ROOM) or any(
-        text in str(e) for text in ("No space left on device", "os error 28", "Disk quota exceeded", "File too large")
-    )
+    if isinstance(e, OSError) and e.errno is not None:
+        return e.errno in NO_ROOM
+    return any(words in str(e) for words in WORDS)
 
 
 def _theirs(path: Any, named: Sequence[str]) -> bool:

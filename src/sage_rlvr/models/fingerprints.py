@@ -70,6 +70,22 @@ def of_files(base: str | Path, adapter: str | Path | None, tokenizer: str | Path
     return out
 
 
+def of_model(source: str | Path) -> list[Any]:
+    """Of what a forward pass depends on, of a model or an adapter; its name, where the files are not here."""
+    folder = folder_of(source)
+    configs = [] if folder is None else [_plain(folder / name) for name in ("config.json", "adapter_config.json")]
+    return [of_weights(source) or str(source), configs]
+
+
+def of_words(source: str | Path) -> list[Any]:
+    """Of a tokenizer and of the chat template in its files, wherever it stands there; its name, where they are not here."""
+    if (folder := folder_of(source)) is None:
+        return [of_weights(source) or str(source)]
+    path = folder / "tokenizer_config.json"
+    config = read_json(path) if path.is_file() else {}
+    return [_of(_found(folder, (*TOKENIZER, "*.jinja", "chat_template.json"))), config]
+
+
 def folder_of(source: str | Path) -> Path | None:
     """The folder itself, or where the Hub's client keeps its copy; None for a file, and for what is not here yet."""
     if Path(source).is_dir():

@@ -46,8 +46,8 @@ def _try(render: Callable[[], str]) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 1))
         if sys.platform == "linux":
             pages = int(Path("/proc/self/statm").read_text().split()[0])
-            limit = pages * os.sysconf("SC_PAGE_SIZE") + MEMORY
-            resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+            limit, most = pages * os.sysconf("SC_PAGE_SIZE") + MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]
+            resource.setrlimit(resource.RLIMIT_AS, (limit if most < 0 else min(limit, most), most))
         code = _LONG if len(render()) > MOST else _FINE
     except MemoryError:
         code = _MEMORY
