@@ -92,7 +92,7 @@ def refused(e: BaseException, named: Sequence[str] = ()) -> str | None:
 # safetensors, Arrow, torch.save and NumPy, whose exceptions carry no number
 WORDS = (
     "No space left on device", "os error 28", "Disk quota exceeded", "PytorchStreamWriter failed writing", ". unexpected pos ",
-    " requested and ",
+    "iostream error", " requested and ",
 )  # fmt: skip
 
 

@@ -184,7 +184,7 @@ class _Tally:
     def _size(self, name: str, at: np.ndarray, asked: Asked | None) -> int:
         """How many samples of each cell are counted. ``at``: (problems, seeds), the row of each, −1 where there is none."""
         there = np.where(at[..., None] < 0, False, self.state[at] != MISSING)
-        seen = int(there.any((0, 1)).nonzero()[0].max(initial=-1)) + 1
+        seen = int(np.flatnonzero(there.any((0, 1))).max(initial=-1)) + 1
         leading = (
             np.logical_and.accumulate(there, axis=2).sum(2).max(1, initial=0)
         )  # (problems,), of their fullest cell
