@@ -1,5 +1,6 @@
 """The verbs that look: over a small store and a training log, from the command line to the files they promise."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sage_rlvr import cli
+from sage_rlvr.errors import Failed, UserError
 from sage_rlvr.store.samples import Sample, SampleStore
 
 
@@ -119,6 +121,35 @@ def test_a_module_of_the_users_is_loaded_before_the_verb(tmp_path):
     shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=1200)
     assert shown.returncode == 0, shown.stderr
     assert "What is 2 x 1?" in shown.stdout
+
+
+def raising(monkeypatch, error):
+    def fail(args):
+        raise error
+
+    monkeypatch.setitem(cli.VERBS, "recipes", cli.VERBS["recipes"]._replace(run=fail))
+    return cli.main(["recipes"])
+
+
+def test_an_error_of_the_program_keeps_its_traceback(monkeypatch):
+    for error in (
+        RuntimeError("The size of tensor a (3) must match"),
+        FloatingPointError("x"),
+        OSError(5, "I/O error"),
+    ):
+        with pytest.raises(type(error)):
+            raising(monkeypatch, error)
+
+
+def test_a_sentence_is_for_what_a_person_can_mend(monkeypatch, capsys):
+    for error, code, said in (
+        (UserError("write it so."), 2, "write it so."),
+        (Failed("one run failed."), 1, "one run failed."),
+        (OSError(errno.ENOSPC, "No space left", "/runs/x"), 1, "/runs/x could not be written: the disk is full"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), 1, "the disk is full"),
+    ):
+        assert raising(monkeypatch, error) == code
+        assert said in capsys.readouterr().err
 
 
 def test_a_module_that_is_not_there_is_a_sentence(tmp_path, monkeypatch, capsys):

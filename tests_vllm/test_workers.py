@@ -12,6 +12,7 @@ from dataclasses import replace
 import psutil
 import pytest
 
+from sage_rlvr.errors import Failed
 from sage_rlvr.evaluate import vllm_backend
 from sage_rlvr.evaluate.backends import make_backend
 from sage_rlvr.evaluate.sampling import Sampling
@@ -85,7 +86,7 @@ def test_an_engine_that_is_killed_is_named_and_none_stays_behind(settings, base,
     engines = up[0] + up[1]
     assert all(up), "both have an engine, a process of vLLM's own"
     os.kill(workers[1].pid, signal.SIGKILL)
-    with pytest.raises(RuntimeError, match=r"vllm-gpu1 died with exit code -9; what was sampled before stays"):
+    with pytest.raises(Failed, match=r"vllm-gpu1 died with exit code -9; what was sampled before stays"):
         for _ in sampled:
             pass
     several.close()  # the other, in the middle of its work

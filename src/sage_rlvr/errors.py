@@ -1,8 +1,21 @@
-"""The one exception for what a user can mend."""
+"""The exceptions for what a person can mend: one sentence each, and no traceback. Every other one keeps its traceback."""
 
 
 class UserError(ValueError):
     """Something a user wrote is wrong. The message is one sentence: what, where, and the way out.
 
-    The command line prints it without a traceback and exits with 2; every other exception is a failure (1).
+    The command line prints it and exits with ``exit_code``: 2, wrong use.
     """
+
+    exit_code = 2
+
+
+class Failed(UserError):
+    """What was asked for is right and could not be done, for a reason outside the program: a full disk, an engine that died.
+    What was done before it is kept."""
+
+    exit_code = 1
+
+
+class Diverged(Failed, FloatingPointError):
+    """A training whose numbers are no longer numbers."""

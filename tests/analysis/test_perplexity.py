@@ -1,5 +1,9 @@
 """Perplexity against transformers' own loss."""
 
+import json
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +11,7 @@ import torch
 from sage_rlvr.analysis import perplexity as module
 from sage_rlvr.analysis.perplexity import SCHEMA, perplexity, tails, thresholds
 from sage_rlvr.analysis.scoring import ModelSource, source_of
-from sage_rlvr.analysis.shards import read_shards
+from sage_rlvr.analysis.shards import read_shards, write_shard
 from sage_rlvr.errors import UserError
 from sage_rlvr.models import load_model, load_tokenizer
 from tests.analysis.models import TASK, make_run, make_samples, prompt_ids
@@ -85,6 +89,47 @@ def test_a_store_sampled_anew_is_read_anew(tmp_path, base):
     again = perplexity(two, scorer)
     for problem, values in want[TASK].items():
         assert again[TASK][problem].tolist() == values.tolist()
+
+
+def changed_weights(folder):
+    tiny.model(seed=5).save_pretrained(folder)
+
+
+def changed_config(folder):
+    config = json.loads((folder / "config.json").read_text())
+    config["rms_norm_eps"] = 0.5
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def changed_template(folder):
+    (folder / "chat_template.jinja").write_text("{{ messages[-1]['content'] }}0")
+
+
+@pytest.mark.parametrize("change", [changed_weights, changed_config, changed_template])
+def test_another_model_under_the_same_path_is_read_anew(tmp_path, base, change):
+    """The numbers of the first were once shown as the second's."""
+    own = Path(shutil.copytree(base, tmp_path / "m"))
+    run = make_run(tmp_path / "run", own, make_samples(base, 1))
+    first = perplexity(run, ModelSource(str(own)))[TASK]
+    change(own)
+    second = perplexity(run, ModelSource(str(own)))[TASK]
+    shutil.rmtree(run / "perplexity")
+    fresh = perplexity(run, ModelSource(str(own)))[TASK]
+    assert all((second[p] == fresh[p]).all() for p in fresh)
+    assert all((second[p] != first[p]).all() for p in first)
+
+
+def test_a_moved_model_is_the_same_and_old_rows_are_read_again(tmp_path, base, caplog):
+    run = make_run(tmp_path / "run", base, make_samples(base, 1))
+    first = perplexity(run, ModelSource(str(base)))
+    moved = shutil.copytree(base, tmp_path / "moved")
+    perplexity(run, ModelSource(str(moved)), load=lambda: pytest.fail("loaded for nothing"))
+    rows = [r | {"scorer": str(base), "perplexity": 1.0} for r in read_shards(run / "perplexity", SCHEMA)]
+    shutil.rmtree(run / "perplexity")
+    write_shard(run / "perplexity", rows, SCHEMA)  # as the release before wrote them
+    again = perplexity(run, ModelSource(str(base)))
+    assert f"{len(rows)} perplexities of an earlier release" in caplog.text
+    assert all((again[TASK][p] == first[TASK][p]).all() for p in first[TASK])
 
 
 def test_an_interrupted_read_keeps_what_it_had(tmp_path, base, monkeypatch):

@@ -16,8 +16,8 @@ from sage_rlvr.evaluate.counts import Gap, counts_of
 from sage_rlvr.evaluate.intervals import bands
 from sage_rlvr.evaluate.results import Results, paired, results, support
 from sage_rlvr.metrics import bootstrap_interval, majority_at_k, mean_at_n
-from sage_rlvr.store import SampleStore
-from tests.evaluate.runs import as_counts, make_run, simulated
+from sage_rlvr.store import SampleStore, StoreError
+from tests.evaluate.runs import _sample, as_counts, make_run, simulated
 
 TASKS = {
     "a": {"p0": ["1100", "0100"], "p1": ["0000", "000x"], "p2": ["1111", "11h1"]},
@@ -145,6 +145,42 @@ def test_a_task_that_has_not_begun_is_said_and_the_rest_shown(tmp_path):
     assert any("c: no problem is complete" in n for n in r.notes)
 
 
+def test_a_larger_n_asked_by_mistake_takes_no_number_away(tmp_path):
+    words = {"p": ["1100", "1000"], "q": ["0000", "0110"]}
+    before = results(make_run(tmp_path / "x", {"a": words}), resamples=50)
+    with SampleStore(tmp_path / "x", readonly=False) as store:
+        store.ask("a", ["p", "q"], 1000, range(4))  # more seeds, too
+        store.append([_sample("a", "p", 0, i, "1", False) for i in range(4, 1000)])  # one cell of it
+    after = results(tmp_path / "x", resamples=50)
+    assert (after.tasks["a"].n, after.tasks["a"].problems) == (4, 2)
+    assert {k: e.value for k, e in after.tasks["a"].pass_at.items()} == {
+        k: e.value for k, e in before.tasks["a"].pass_at.items()
+    }
+    assert after.tasks["a"].rates == before.tasks["a"].rates, "also the tokens: those of the samples that count"
+    assert any("n=1,000 was asked for" in note and "first 4 samples" in note for note in after.notes)
+    with SampleStore(tmp_path / "x") as store:  # the rest of one seed of each problem
+        store.append([_sample("a", "q", 0, i, "0", False) for i in range(4, 1000)])
+    whole = results(tmp_path / "x", resamples=50)
+    assert (whole.tasks["a"].n, whole.notes) == (1000, [])
+    assert whole.tasks["a"].pass_at[1].value == pytest.approx(np.mean([998 / 1000, 0]))
+
+
+def test_a_store_that_did_not_write_sizes_down_reads_what_every_problem_has(tmp_path):
+    """Of an earlier release, and n = 10^9 was asked for: nothing is allocated for it."""
+    folder = make_run(tmp_path / "x", {"a": {"p": ["1100"], "q": ["010."]}})
+    header = json.loads((folder / "store.json").read_text())
+    del header["sizes"]
+    header["tasks"]["a"]["n"] = 10**9
+    (folder / "store.json").write_text(json.dumps(header))
+    found = results(folder, resamples=50)
+    assert (found.tasks["a"].n, found.tasks["a"].pass_at[1].value) == (3, pytest.approx(0.5))
+    assert any("n=1,000,000,000 was asked for" in note for note in found.notes)
+    header["tasks"]["a"]["problems"].append("never begun")
+    (folder / "store.json").write_text(json.dumps(header))
+    with pytest.raises(UserError, match=r"more than can be counted.*store\.json"):
+        results(folder, resamples=50)
+
+
 def test_without_a_record_of_what_was_asked_the_samples_speak(tmp_path):
     r = results(make_run(tmp_path / "x", {"a": {"p": ["1111"], "q": ["11"]}}, asked=False), resamples=50).tasks["a"]
     assert (r.n, r.problems, r.incomplete) == (4, 1, [Gap("q", 0, 2, 4)])
@@ -155,7 +191,7 @@ def test_a_doubled_sample_and_a_rescoring_cut_short(tmp_path):
     make_run(folder, {"a": {"p": ["11"], "q": ["11"]}})  # the same keys again: the first stay
     assert results(folder, resamples=50).tasks["a"].pass_at[1].value == 0.25
     with SampleStore(folder) as store:
-        with pytest.raises(RuntimeError, match="2 of 2 shards"):
+        with pytest.raises(StoreError, match="2 of 2 shards"):
             store.rescore(lambda rows: 1 / 0)
         assert any("re-scoring was cut short: 2 of 2" in n for n in results(store, resamples=50).notes)
         store.rescore(lambda rows: [1.0] * len(rows))

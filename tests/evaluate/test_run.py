@@ -17,7 +17,7 @@ from rich.console import Console
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate import run as run_module
-from sage_rlvr.evaluate.backends import fingerprints, make_backend
+from sage_rlvr.evaluate.backends import make_backend
 from sage_rlvr.evaluate.counts import counts_of
 from sage_rlvr.evaluate.run import EvalArguments, Scribe, evaluate
 from sage_rlvr.evaluate.sampling import Generation, Request
@@ -182,23 +182,15 @@ def test_a_run_goes_on_after_its_folder_was_moved(model, whole, tmp_path):
     assert SampleStore(tmp_path / "new" / "x", readonly=True).settings["model"] == str(tmp_path / "new" / "m")
 
 
-def test_a_fingerprint_is_of_the_weights_alone(tmp_path):
-    big = bytes(range(256)) * 40_000  # 10 MB: not all of it is read
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "model.safetensors").write_bytes(big)
-    os.utime(tmp_path / "b" / "model.safetensors", (1, 1))
-    (tmp_path / "b" / "optimizer.pt").write_bytes(b"1")
-    first = fingerprints(str(tmp_path / "a"), None)
-    assert set(first) == {"model_weights"}
-    assert fingerprints(str(tmp_path / "b"), None) == first
-    assert set(fingerprints("owner/name", str(tmp_path / "a"))) == {"adapter_weights"}
-    assert fingerprints("owner/name", "owner/adapter") == {}
-    for changed in (b"x" + big[1:], big[:-1] + b"x", big + b"x"):
-        (tmp_path / "b" / "model.safetensors").write_bytes(changed)
-        assert fingerprints(str(tmp_path / "b"), None) != first
-    (tmp_path / "a.gguf").write_bytes(big)
-    assert set(fingerprints(str(tmp_path / "a.gguf"), None)) == {"model_weights"}
+def test_n_beyond_reason_is_a_sentence_before_anything_is_made(model, tmp_path):
+    for more, said in (
+        ({"n": 10**9}, "n=1,000,000,000 is more than 1,000,000"),
+        ({"seeds": 10**9}, "seeds=1,000,000,000 asks for more"),
+        ({"n": 10**6, "seeds": 100, "limit": 14}, "1,300,000,000 samples .13 problems × 100 seeds"),
+    ):
+        with pytest.raises(UserError, match=said):
+            evaluate(world.arguments(model, tmp_path / "x", **more), QUIET)
+        assert not (tmp_path / "x").exists()
 
 
 def test_another_problem_under_the_same_name_is_refused(model, tmp_path):

@@ -6,10 +6,11 @@ import sys
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import Qwen2ForCausalLM
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.models import load_model, load_tokenizer
+from sage_rlvr.models import check_vocabulary, load_model, load_tokenizer
 from tests.models import tiny
 
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -103,6 +104,51 @@ def test_what_is_no_model_is_said_in_one_sentence(tmp_path, base):
         load_model(base)
     (base / "config.json").write_text('{"model_type": ')
     with pytest.raises(UserError, match=r"config\.json cannot be read"):
+        load_model(base)
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+def without(weights):
+    del weights[UP]
+
+
+def cut(weights):
+    weights[UP] = weights[UP][:3].clone()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [(without, f"has no weights for {UP}"), (cut, "other shapes than its config")]
+)
+def test_a_tensor_that_is_missing_or_cut_is_refused(base, change, said):
+    """transformers fills the first with noise and goes on; the model would be trained, or evaluated."""
+    weights = load_file(base / "model.safetensors")
+    change(weights)
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError) as error:
+        load_model(base)
+    assert said in one_sentence(error)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_json_that_is_100_000_deep_is_said(base, name):
+    (base / name).write_text("[" * 100_000)
+    with pytest.raises(UserError) as error:
+        (load_tokenizer if name.startswith("tokenizer") else load_model)(base)
+    assert "nested too deep" in one_sentence(error)
+
+
+def test_a_pad_id_beyond_the_embedding_is_said(base):
+    model, words = load_model(base), load_tokenizer(base)
+    check_vocabulary(model, words)
+    words.add_special_tokens({"pad_token": "<another pad>"})  # and the embedding was not resized
+    with pytest.raises(UserError) as error:
+        check_vocabulary(model, words)
+    assert f"the pad token of {base} has id {len(words) - 1} and the model's embedding has" in one_sentence(error)
+    config = json.loads((base / "config.json").read_text()) | {"pad_token_id": 10**6}
+    (base / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"pad_token_id in its config\.json lies beyond its vocabulary"):
         load_model(base)
 
 

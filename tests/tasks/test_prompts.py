@@ -162,6 +162,37 @@ def test_a_template_that_is_broken(name, template):
             call()
 
 
+LOOP = "{% for i in range(99999) %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (LOOP * 4 + "{% endfor %}" * 4, "has not ended after 5 s"),
+        (LOOP * 2 + "{{ 'a' * 1000 }}" + "{% endfor %}" * 2, "(fills the memory|has not ended)"),
+        ("{{ 'a' * 10000000000 }}", "fills the memory"),
+        ("{{ 'a' * 20000000 }}", "writes more than 10,000,000 characters"),
+        ("{{ range(10 ** 10) }}", "Range too big"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "maximum recursion depth"),
+    ],
+)
+def test_a_template_without_end_is_a_sentence(template, said):
+    """It may hang on a turn, or fill gigabytes: neither here."""
+    with pytest.raises(UserError, match=f"cannot render prompt format 'plain' .*{said}.*mend the chat template"):
+        chat_template(tokenizer(template), "plain")
+
+
+def test_a_template_is_tried_once(monkeypatch):
+    tried = []
+    monkeypatch.setattr("sage_rlvr.tasks.prompts._ENDS", set())
+    monkeypatch.setattr("sage_rlvr.tasks.prompts.why_endless", lambda render: tried.append(render()))
+    own = tokenizer(CHATML)
+    own.chat_template = chat_template(own, "plain")
+    assert render(PROBLEM, "plain", own) == render(PROBLEM, "plain", own)
+    assert len(tried) == 1
+
+
 def test_sft_rows_in_the_papers_format():
     p = Problem(
         "s-1", "openmathreasoning-mini", "1+1?", "2", {"generated_solution": "<think>\nOne and {one}.\n</think>"}

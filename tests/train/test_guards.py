@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from sage_rlvr.errors import Diverged
 from sage_rlvr.train import SAGETrainer
 
 from . import tiny
@@ -18,7 +19,7 @@ def test_nan_stops_the_run_and_names_step_tensor_and_checkpoint(folder, tmp_path
             return super().training_step(*args)
 
     trainer = build(folder, tmp_path, Poisoned, max_steps=4, save_strategy="steps", save_steps=1)
-    with pytest.raises(FloatingPointError) as caught:
+    with pytest.raises(Diverged) as caught:
         trainer.train()
     said = str(caught.value)
     assert "log-probs became nan at step 2 (row 0, token 0)" in said

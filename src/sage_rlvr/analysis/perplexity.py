@@ -1,11 +1,12 @@
 """Perplexity of a run's samples under the base (METHOD section 8, Eq. 39): exp(−(1/|y|)·Σ_t log π_base(y_t|…)).
 
 Heavier right tails mean that the model still writes what the base finds unlikely. Results are kept beside the store, in
-FOLDER/perplexity/*.parquet, one row a sample and scoring model, and are computed once.
+FOLDER/perplexity/*.parquet, one row a sample and scoring model (known by its files, not by its path), and are computed once.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ import pyarrow as pa
 from sage_rlvr.analysis.scoring import ModelSource, Prompts, Text, read_texts
 from sage_rlvr.analysis.shards import digest, read_shards, sweep, write_shard
 from sage_rlvr.errors import UserError
+from sage_rlvr.models.fingerprints import digest as digest_of
+from sage_rlvr.models.fingerprints import of_model, of_words
 from sage_rlvr.store import SampleStore
+from sage_rlvr.tasks import get_format
 
 SCHEMA = pa.schema(
     [
@@ -23,7 +27,7 @@ SCHEMA = pa.schema(
         ("problem", pa.string()),
         ("seed", pa.int64()),
         ("index", pa.int32()),
-        ("scorer", pa.string()),  # the model that read it
+        ("scorer", pa.string()),  # the model that read it: its name and, behind " #", what it was
         ("digest", pa.int64()),  # of the completion's tokens
         ("tokens", pa.int32()),
         ("logprob", pa.float64()),  # summed, at temperature 1 and without truncation
@@ -31,6 +35,7 @@ SCHEMA = pa.schema(
     ]
 )
 BLOCK = 2048  # samples sorted by length together
+_log = logging.getLogger(__name__)
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 
 
@@ -55,7 +60,8 @@ def perplexity(
     wanted = _Wanted(tasks, problems, limit)
     out = Path(folder, "perplexity")
     sweep(out)
-    have = {_key(r): r for r in read_shards(out, SCHEMA) if r["scorer"] == scorer.name}
+    mark = _mark(store, scorer, dtype)
+    have = _have(out, mark)
     prompts: Prompts | None = None
     model: Any = None
     found: list[tuple[Any, ...]] = []
@@ -68,13 +74,36 @@ def perplexity(
             elif row["token_ids"]:  # an empty completion has no perplexity
                 todo.append(row)
         if todo:
-            prompts = prompts or Prompts(store, _tokenizer(store, scorer), data_dir)
+            prompts = prompts or Prompts(store, _words(store, scorer).tokenizer(), data_dir)
             if model is None:
                 model = load() if load else scorer.load(dtype, device)
-            found += _score(model, prompts, todo, scorer.name, out, batch_tokens)
+            found += _score(model, prompts, todo, f"{scorer.name}{mark}", out, batch_tokens)
         if progress:
             progress(len(block))
     return _table(found, folder)
+
+
+def _mark(store: SampleStore, scorer: ModelSource, dtype: str) -> str:
+    """Behind the scoring model's name: a digest of its files, of the prompts' tokenizer and format, and of the dtype. A model
+    that was trained on under the same path is another; one that was moved is not."""
+    asked = asdict(get_format(store.settings.get("prompt_format", "paper")))
+    words = of_words(_words(store, scorer).words)
+    return f" #{digest_of([of_model(scorer.model), scorer.adapter and of_model(scorer.adapter), words, asked, dtype])}"
+
+
+def _have(out: Path, mark: str) -> dict[tuple[str, str, int, int], dict[str, Any]]:
+    """What was read with this mark. Rows of earlier releases do not say by which weights, so they are not taken."""
+    have, unmarked = {}, 0
+    for row in read_shards(out, SCHEMA):
+        if row["scorer"].endswith(mark):
+            have[_key(row)] = row
+        unmarked += " #" not in row["scorer"]
+    if unmarked and not have:
+        _log.warning(
+            "%s: %s perplexities of an earlier release do not say which weights gave them; they are read again.",
+            out, f"{unmarked:,}",
+        )  # fmt: skip
+    return have
 
 
 @dataclass(frozen=True)
@@ -130,10 +159,10 @@ def _key(row: dict[str, Any]) -> tuple[str, str, int, int]:
     return row["task"], row["problem"], row["seed"], row["index"]
 
 
-def _tokenizer(store: SampleStore, scorer: ModelSource) -> Any:
-    """The sampled model's, whose chat template made the prompts; the scoring one's where the store does not name a model."""
+def _words(store: SampleStore, scorer: ModelSource) -> ModelSource:
+    """Whose tokenizer: the sampled model's, whose chat template made the prompts; the scorer's where the store names none."""
     own = store.settings
-    return ModelSource(own["model"], own.get("adapter")).tokenizer() if own.get("model") else scorer.tokenizer()
+    return ModelSource(own["model"], own.get("adapter")) if own.get("model") else scorer
 
 
 def _table(found: list[tuple[Any, ...]], folder: str | Path) -> dict[str, dict[str, np.ndarray]]:

@@ -50,10 +50,14 @@ class ModelSource:
         precision = "float32" if dtype == "auto" and device == "cpu" else dtype
         return load_model(self.model, self.adapter, dtype=precision).to(device).eval()
 
-    def tokenizer(self) -> Any:
-        """The adapter's where it was saved with one, as in evaluation."""
+    @property
+    def words(self) -> str:
+        """Where its tokenizer is: the adapter's where it was saved with one, as in evaluation."""
         own = self.adapter and (Path(self.adapter) / "tokenizer.json").is_file()
-        return load_tokenizer(self.adapter if own and self.adapter else self.model)
+        return self.adapter if own and self.adapter else self.model
+
+    def tokenizer(self) -> Any:
+        return load_tokenizer(self.words)
 
 
 def source_of(where: str | Path) -> ModelSource:

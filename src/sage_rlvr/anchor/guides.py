@@ -175,7 +175,8 @@ def guide_class(name: str) -> type[Guide]:
         cls = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as e:
         raise UserError(
-            f"guide={name!r} could not be loaded ({e}); it must be an importable 'package.module:Class'."
+            f"guide={name!r} could not be loaded ({e}); it must be an importable 'package.module:Class': for one in the working "
+            "directory, name its module before the verb, sage-rlvr --import MODULE …, or put the folder on PYTHONPATH."
         ) from e
     if not (isinstance(cls, type) and issubclass(cls, Guide)):
         raise UserError(f"guide={name!r} is not a subclass of sage_rlvr.Guide.")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from sage_rlvr import __version__, extensions
 from sage_rlvr.cli import before, evaluate, look, study, train
 from sage_rlvr.errors import UserError
+from sage_rlvr.files import refused
 
 VERBS = {  # in the order of --help
     "demo": study.DEMO,
@@ -55,6 +56,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
+    if argv and argv[0].startswith("--import="):
+        argv[:1] = argv[0].split("=", 1)
     if argv[:1] == ["--import"] and len(argv) > 1:
         os.environ[extensions.MODULES] = argv[1]
         argv = argv[2:]
@@ -68,14 +71,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.run_verb(args)
     except UserError as e:
         print(f"sage-rlvr {args.verb}: {e}", file=sys.stderr)
-        return 2
-    except (RuntimeError, FloatingPointError) as e:
-        print(f"sage-rlvr {args.verb}: {e}", file=sys.stderr)
-        return 1
+        return e.exit_code
     except BrokenPipeError:  # the reader has seen enough: | head
         sys.stderr.close()
         return 0
     except KeyboardInterrupt:
         print(f"\nsage-rlvr {args.verb}: interrupted", file=sys.stderr)
         return 130
+    except Exception as e:
+        sentence = refused(e, argv)
+        if sentence is None:
+            raise  # the program's own: its traceback is what helps
+        print(f"sage-rlvr {args.verb}: {sentence}", file=sys.stderr)
+        return 1
     return 0

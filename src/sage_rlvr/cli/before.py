@@ -3,7 +3,7 @@
 import argparse
 
 from sage_rlvr.cli.verb import Verb
-from sage_rlvr.errors import UserError
+from sage_rlvr.errors import Failed, UserError
 
 
 def _doctor_flags(p: argparse.ArgumentParser) -> None:
@@ -16,7 +16,7 @@ def _doctor(args: argparse.Namespace) -> None:
     from sage_rlvr.doctor.page import show_doctor
 
     if not show_doctor(args.config, args.verl, args.json):
-        raise RuntimeError("something is to be mended: see above.")
+        raise Failed("something is to be mended: see above.")
 
 
 DOCTOR = Verb(
@@ -69,7 +69,7 @@ def _lab(args: argparse.Namespace) -> None:
     from sage_rlvr.lab.page import show
 
     if not show(args.out, args.seed):
-        raise RuntimeError(f"a check of the theory does not hold for --seed {args.seed}: see the table above.")
+        raise Failed(f"a check of the theory does not hold for --seed {args.seed}: see the table above.")
 
 
 LAB = Verb(

@@ -3,7 +3,7 @@
 import argparse
 
 from sage_rlvr.cli.verb import Verb
-from sage_rlvr.errors import UserError
+from sage_rlvr.errors import Failed, UserError
 
 
 def _demo_flags(p: argparse.ArgumentParser) -> None:
@@ -16,7 +16,7 @@ def _demo(args: argparse.Namespace) -> None:
     from sage_rlvr.demo import run_demo
 
     if not run_demo(args.out, args.jobs, args.open):
-        raise RuntimeError("some runs failed; the others' results are above.")
+        raise Failed("some runs failed; the others' results are above.")
 
 
 DEMO = Verb(
@@ -62,7 +62,7 @@ def _study(args: argparse.Namespace) -> None:
         raise UserError(f"study {args.what} needs {'a study file' if args.what == 'run' else 'the folder of a study'}.")
     elif args.what == "run":
         if not page.run(args.target, args.out, args.jobs):
-            raise RuntimeError("some runs failed; the others' results are above.")
+            raise Failed("some runs failed; the others' results are above.")
     elif args.what == "status":
         page.show_status(args.target)
     elif args.what == "frontier":

@@ -8,6 +8,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
 from sage_rlvr.doctor.check import Check
+from sage_rlvr.extensions import leave_working_directory
 
 TESTED = "0.9.1"
 PLUGIN = "sage_rlvr.integrations.verl"
@@ -73,7 +74,7 @@ def _policy() -> Check:
 
 
 def _probe(timeout_s: float) -> list[Check]:
-    command = [sys.executable, "-W", "ignore", "-c", PROBE]
+    command = [sys.executable, "-P", "-W", "ignore", "-c", PROBE]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -121,4 +122,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    leave_working_directory()
     sys.exit(main())

@@ -1,20 +1,20 @@
 """Which backend draws the samples, and what is checked before it starts."""
 
-import hashlib
-import json
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.sampling import Ask, Backend, Sampling
-from sage_rlvr.models import base_of, gguf_folder, is_adapter, load_model, load_tokenizer
+from sage_rlvr.files import read_json
+from sage_rlvr.models import base_of, check_vocabulary, gguf_folder, is_adapter, load_model, load_tokenizer
+from sage_rlvr.models.fingerprints import digest, of_files, of_weights
 from sage_rlvr.models.loading import resolved
-from sage_rlvr.store.settings import WEIGHTS
+from sage_rlvr.store.settings import INPUTS, WEIGHTS
+from sage_rlvr.tasks import PromptFormat
 
 BACKENDS = ("auto", "vllm", "transformers")
-FILES = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
-BLOCK, BLOCKS = 1 << 16, 64  # of each file: all of a small one, 4 MiB of a large one
 
 
 def choose(backend: str) -> str:
@@ -60,34 +60,24 @@ def sources(model: str, adapter: str | None) -> tuple[str, str | None]:
     return base, found
 
 
-def fingerprints(base: str, adapter: str | None) -> dict[str, str]:
-    """Field of the store's settings → what the files of the weights look like; what is on the Hub has none."""
-    sources = {"model": base, "adapter": adapter}
-    return {WEIGHTS[name]: said for name, source in sources.items() if source and (said := _fingerprint(Path(source)))}
+def fingerprints(base: str, adapter: str | None, tokenizer: Any, fmt: PromptFormat) -> dict[str, Any]:
+    """Fields of the store's settings: what the files of the weights look like, and all else that decides a sample. What is on
+    the Hub has as many of them as lie in its cache."""
+    named = {"model": base, "adapter": adapter}
+    weights = {WEIGHTS[name]: said for name, source in named.items() if source and (said := of_weights(source))}
+    told = {name: value for name, value in asdict(fmt).items() if name not in ("name", "demonstration")}
+    told = {"chat template": digest(tokenizer.chat_template), "prompt format": digest(told)}
+    return weights | {INPUTS: of_files(base, adapter, tokenizer_place(base, adapter)) | told}
 
 
-def _fingerprint(source: Path) -> str | None:
-    """Of names, sizes and blocks spread over each file, both ends included: a second, where a whole hash takes minutes. It
-    stays the same where the files are copied or touched."""
-    inside = (f for pattern in FILES for f in source.glob(pattern) if f.is_file())
-    files = {"": source} if source.is_file() else {f.name: f for f in sorted(inside)}  # a GGUF file may be renamed
-    if not files:
-        return None
-    digest = hashlib.sha256()
-    for name, file in files.items():
-        size = file.stat().st_size
-        digest.update(f"{name} {size}\n".encode())
-        with file.open("rb") as f:
-            for i in range(BLOCKS):
-                f.seek(max(0, size - BLOCK) * i // (BLOCKS - 1))
-                digest.update(f.read(BLOCK))
-    return digest.hexdigest()[:16]
+def tokenizer_place(base: str, adapter: str | None) -> str:
+    """The adapter's tokenizer where it was saved with one (it may carry a chat template), else the base's."""
+    own = adapter is not None and any(Path(adapter, f).is_file() for f in ("tokenizer.json", "tokenizer.model"))
+    return adapter if own and adapter else base
 
 
 def tokenizer_of(base: str, adapter: str | None, trust_remote_code: bool) -> Any:
-    """The adapter's tokenizer where it was saved with one (it may carry a chat template), else the base's."""
-    own = adapter is not None and any(Path(adapter, f).is_file() for f in ("tokenizer.json", "tokenizer.model"))
-    return load_tokenizer(adapter if own and adapter else base, trust_remote_code=trust_remote_code)
+    return load_tokenizer(tokenizer_place(base, adapter), trust_remote_code=trust_remote_code)
 
 
 def check_context(base: str, asks: list[Ask], max_tokens: int) -> int:
@@ -96,7 +86,7 @@ def check_context(base: str, asks: list[Ask], max_tokens: int) -> int:
     config = Path(base, "config.json")
     if not config.is_file():
         return len(longest.prompt)  # on the Hub or GGUF: the backend's own check
-    said = json.loads(config.read_text(encoding="utf-8"))
+    said = read_json(config)
     room = (said.get("text_config") or said).get("max_position_embeddings")
     if room and len(longest.prompt) + max_tokens > room:
         left = room - len(longest.prompt)
@@ -154,6 +144,7 @@ def make_backend(
     cuda = torch.cuda.is_available()
     precision = ("auto" if cuda else "float32") if dtype == "auto" else dtype
     model = load_model(base, adapter, dtype=precision, trust_remote_code=trust_remote_code)
+    check_vocabulary(model, tokenizer)
     model = model.to("cuda") if cuda else model
     return TransformersBackend(model, tokenizer, how, batch_size or (128 if cuda else 64), longest)
 

@@ -6,7 +6,6 @@ leaves out: the texts, the wrong answers (so no majority vote), which samples we
 order in which samples were drawn.
 """
 
-import json
 from collections import Counter
 from itertools import chain
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.counts import LENGTH, MISSING, RIGHT, WRONG, Counts, TaskCounts, counts_of, hash_of
+from sage_rlvr.files import read_json
 from sage_rlvr.store.samples import SampleStore
 
 COUNTS = "counts.json"
@@ -106,8 +106,4 @@ def read_compact(folder: str | Path) -> Counts | None:
 
 
 def _record(folder: str | Path) -> dict[str, Any]:
-    path = Path(folder, COUNTS)
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise UserError(f"{path} cannot be read ({e}); restore it from a copy.") from e
+    return read_json(Path(folder, COUNTS))

@@ -17,7 +17,7 @@ from sage_rlvr.evaluate import estimates
 from sage_rlvr.evaluate.counts import Counts, counts_of, shared
 from sage_rlvr.evaluate.intervals import RESAMPLES, bands
 from sage_rlvr.evaluate.results import without_nan
-from sage_rlvr.store.settings import WEIGHTS, differences
+from sage_rlvr.store.settings import INPUTS, WEIGHTS, differences
 
 VERSION = 1
 AVERAGE = "average"
@@ -27,6 +27,7 @@ OWN = (
     "name",
     *WEIGHTS,
     *WEIGHTS.values(),
+    INPUTS,
     "revision",
     "out",
     "backend",
@@ -112,7 +113,7 @@ def _open(folders: Sequence[str | Path | Counts], partial: bool) -> tuple[list[C
     for folder in folders:
         try:
             run = counts_of(folder)
-        except (UserError, RuntimeError, OSError) as e:
+        except (UserError, OSError) as e:
             absent[str(folder)] = str(e)
             continue
         cells = [t.whole for t in run.tasks.values()]
@@ -181,6 +182,11 @@ def _settings_notes(rows: list[Row], runs: list[Counts], top: int) -> list[str]:
         if differs:
             said = "; ".join(f"{k} {a!r} → {b!r}" for k, (a, b) in list(differs.items())[:4])
             out.append(f"{row.name} was sampled otherwise than {rows[0].name}: {said}")
+        one, other = (x.settings.get(INPUTS, {}) for x in (runs[0], run))
+        known = [name for name in ("chat template", "prompt format") if name in one and name in other]
+        asked = [name for name in known if one[name] != other[name]]
+        if asked:
+            out.append(f"{row.name} was asked otherwise than {rows[0].name}: another {' and '.join(asked)}")
     return out
 
 

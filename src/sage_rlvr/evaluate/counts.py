@@ -1,4 +1,8 @@
-"""From a store to count arrays: 18 bytes a sample, whatever its text was."""
+"""From a store to count arrays: 22 bytes a sample, whatever its text was.
+
+Where a larger n was asked for later and is not there yet, a problem keeps the numbers it had: counts are of the largest n
+that leaves out no problem which a smaller one has.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,11 +17,12 @@ import pyarrow.compute as pc
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.store.keys import Keys, grown
-from sage_rlvr.store.samples import FINISHES, SampleStore
+from sage_rlvr.store.samples import FINISHES, Asked, SampleStore
 
 MISSING, WRONG, RIGHT, UNVERIFIABLE = 0, 1, 2, 3
 LENGTH = FINISHES.index("length")
 ERROR = FINISHES.index("error")
+MOST = 10**9  # samples of a task: 22 GB of counts
 COLUMNS = ("task", "problem", "seed", "index", "verdict", "finish", "answer", "solution", "tokens", "run", "model")
 
 
@@ -117,6 +122,7 @@ def counts_of(source: "str | Path | SampleStore | Counts") -> Counts:
     if left := store.rescoring:
         notes.append(f"re-scoring was cut short: {len(left)} of {len(store.shards())} shards have their old verdicts")
     tasks = {name: tally.task(name, asked.get(name)) for name in names}
+    notes += [note for name, task in tasks.items() if (note := _smaller(task, asked.get(name)))]
     return Counts(str(store.folder), tally.run, tally.model, dict(store.settings), tasks, notes)
 
 
@@ -127,14 +133,13 @@ class _Tally:
         self.keys, self.run, self.model = Keys(), "", ""
         self.state, self.finish = np.zeros((64, 64), np.int8), np.zeros((64, 64), np.int8)
         self.answer, self.solution = np.zeros((64, 64), np.uint64), np.zeros((64, 64), np.uint64)
-        self.tokens = np.zeros((64, 1), np.int64)
+        self.tokens = np.zeros((64, 64), np.int32)
 
     def add(self, batch: pa.RecordBatch) -> None:
         rows, columns = self.keys.locate(batch), batch.column("index").to_numpy()
         shape = self.keys.bits.shape
-        for name in ("state", "finish", "answer", "solution"):
+        for name in ("state", "finish", "answer", "solution", "tokens"):
             setattr(self, name, grown(getattr(self, name), *shape))
-        self.tokens = grown(self.tokens, shape[0], 1)
         verdict = batch.column("verdict").to_numpy(zero_copy_only=False).astype(float)  # a null becomes nan
         finish = pc.index_in(batch.column("finish"), pa.array(FINISHES)).to_numpy()
         answer = _hashes(batch.column("answer"))
@@ -143,14 +148,11 @@ class _Tally:
         self.finish[rows, columns] = finish
         self.answer[rows, columns] = answer
         self.solution[rows, columns] = _hashes(batch.column("solution"))
-        np.add.at(self.tokens[:, 0], rows, batch.column("tokens").to_numpy())
+        self.tokens[rows, columns] = batch.column("tokens").to_numpy()
         self.run, self.model = batch.column("run")[0].as_py(), batch.column("model")[0].as_py()
 
-    def task(self, name: str, asked: Any) -> TaskCounts:
+    def task(self, name: str, asked: Asked | None) -> TaskCounts:
         cells = {cell[1:]: row for cell, row in self.keys.rows.items() if cell[0] == name}
-        rows = np.array(list(cells.values()), dtype=int)
-        seen = int((self.state[rows] != MISSING).any(0).nonzero()[0].max(initial=-1)) + 1 if rows.size else 0
-        n = max(seen, asked.n if asked else 0)
         seeds = sorted({s for _, s in cells} | set(asked.seeds if asked else ()))
         problems = list(dict.fromkeys([*(asked.problems if asked else ()), *(p for p, _ in cells)]))
         doubtful = {p for (p, _), row in cells.items() if (self.state[row] == UNVERIFIABLE).any()}
@@ -159,6 +161,7 @@ class _Tally:
         dropped = [*unsampled, *(p for p in problems if p in doubtful)]
         problems = [p for p in problems if p not in set(dropped)]
         at = np.array([[cells.get((p, s), -1) for s in seeds] for p in problems], dtype=int).reshape(-1, len(seeds))
+        n = self._size(name, at, asked)
 
         def pick(table: np.ndarray) -> np.ndarray:
             out = grown(table, 1, n)[at, :n]  # (problems, seeds, n)
@@ -174,9 +177,38 @@ class _Tally:
             finish=pick(self.finish),
             answer=pick(self.answer),
             solution=pick(self.solution),
-            tokens=np.where(at < 0, 0, self.tokens[at, 0]),
+            tokens=pick(self.tokens).sum(2, dtype=np.int64),
             unverifiable=list(dict.fromkeys(dropped)),
         )
+
+    def _size(self, name: str, at: np.ndarray, asked: Asked | None) -> int:
+        """How many samples of each cell are counted. ``at``: (problems, seeds), the row of each, −1 where there is none."""
+        there = np.where(at[..., None] < 0, False, self.state[at] != MISSING)
+        seen = int(np.flatnonzero(there.any((0, 1))).max(initial=-1)) + 1
+        leading = (
+            np.logical_and.accumulate(there, axis=2).sum(2).max(1, initial=0)
+        )  # (problems,), of their fullest cell
+        most = max(seen, asked.n if asked else 0)
+        sizes = sorted(s for s in {*(asked.sizes if asked else ()), most} if s <= most)
+        if asked and not asked.sizes and leading.size and not (leading >= most).any():
+            sizes = sorted({int(leading.min()) or most, most})  # what was asked before was not written down then
+        n = max(s for s in sizes if (leading >= s).sum() == (leading >= sizes[0]).sum())
+        if n * at.size > MOST:
+            raise UserError(
+                f"{name}: n={n:,} was asked for, which is {n * at.size:,} samples in all and more than can be counted "
+                f"({MOST:,}); lower that n in store.json, task by task, to what is there."
+            )
+        return n
+
+
+def _smaller(task: TaskCounts, asked: Asked | None) -> str | None:
+    """What is not counted, where less is counted than was asked for."""
+    if asked is None or task.n >= asked.n:
+        return None
+    return (
+        f"{task.task}: n={asked.n:,} was asked for and is not there for every problem, so the numbers are of the first "
+        f"{task.n:,} samples of each; the same eval with --n {asked.n} draws the rest"
+    )
 
 
 def shared(runs: Sequence[Counts], task: str, k: int) -> tuple[list[TaskCounts], list[str]]:

@@ -17,6 +17,7 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate import estimates
 from sage_rlvr.evaluate.counts import Counts, Gap, TaskCounts, counts_of, shared
 from sage_rlvr.evaluate.intervals import RESAMPLES, Bands, bands
+from sage_rlvr.files import read_json
 from sage_rlvr.metrics import Support, support_metrics
 from sage_rlvr.store.samples import SampleStore
 
@@ -123,7 +124,7 @@ class Results:
     @classmethod
     def load(cls, path: str | Path) -> "Results":
         try:
-            d = json.loads(Path(path).read_text())
+            d = read_json(path)
             version = d["version"]
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise UserError(f"{path} is not a results file ({e}); make one with sage-rlvr results RUN.") from e

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.backends import (
@@ -31,7 +30,10 @@ from sage_rlvr.evaluate.backends import (
     sources,
     tokenizer_of,
 )
+from sage_rlvr.evaluate.counts import MOST
+from sage_rlvr.evaluate.progress import ProgressLine
 from sage_rlvr.evaluate.sampling import Ask, Generation, Have, Request, Sampling, missing
+from sage_rlvr.files import read_json
 from sage_rlvr.models import write_whole
 from sage_rlvr.provenance import made_with
 from sage_rlvr.store.samples import Asked, Sample, SampleStore
@@ -52,9 +54,11 @@ from sage_rlvr.verify import Verdict, Verifier, judged_text
 
 QUEUE = 4  # batches of generations that may wait to be judged
 STILL_S = 120.0  # a batch judged for longer is named: a scorer that stands still looks like an engine that is silent
+MOST_N, MOST_SEEDS = 1_000_000, 10_000  # beyond, a slip of the keyboard
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 # verdicts on a gold that may be the machine's fault
 UNSURE = ("timeout", "gold timeout", "worker died", "gold killed the worker")
+AGAIN = "remove it and run this again, it is written anew"
 _log = logging.getLogger(__name__)
 
 
@@ -111,6 +115,10 @@ class EvalArguments:
         self.tasks = list(dict.fromkeys(name for entry in self.tasks for name in entry.split(",") if name))
         if isinstance(self.seeds, int):
             self.seeds = [self.seeds]
+        if len(self.seeds) == 1 and self.seeds[0] > MOST_SEEDS:
+            raise UserError(
+                f"seeds={self.seeds[0]:,} asks for more than {MOST_SEEDS:,} seeds: give fewer, or their numbers."
+            )
         self.seeds = list(range(self.seeds[0])) if len(self.seeds) == 1 else sorted(set(self.seeds))
         for name, mend in (
             ("model", "a Hub id or folder"),
@@ -121,6 +129,10 @@ class EvalArguments:
                 raise UserError(f"eval needs --{name}: give {mend}.")
         if self.n < 1 or not self.seeds or min(self.seeds) < 0:
             raise UserError(f"n={self.n} and seeds={self.seeds}: give at least one sample and one seed, none below 0.")
+        if self.n > MOST_N:
+            raise UserError(
+                f"n={self.n:,} is more than {MOST_N:,} samples for each problem and seed: give a smaller --n."
+            )
         if self.kv_cache_gib is not None and self.kv_cache_gib <= 0:
             raise UserError(f"kv_cache_gib={self.kv_cache_gib} must be above 0, or left unset.")
         if self.engines_per_gpu < 1:
@@ -156,14 +168,19 @@ def evaluate(args: EvalArguments, console: Console | None = None, engines: Engin
         if not asks:
             raise UserError(f"no problem of {', '.join(args.tasks)} has a gold that can be verified: check --data_dir.")
         longest = check_context(base, asks, how.max_tokens)
-        settings = args.settings(kind, base, adapter) | fingerprints(base, adapter)
+        total = len(asks) * len(args.seeds) * args.n
+        if total > MOST:
+            raise UserError(
+                f"n={args.n:,} is {total:,} samples ({len(asks):,} problems × {len(args.seeds)} seeds), more than can be counted "
+                f"({MOST:,}): give a smaller --n, --seeds or --limit."
+            )
+        settings = args.settings(kind, base, adapter) | fingerprints(base, adapter, tokenizer, fmt)
         store = stack.enter_context(SampleStore(args.out, settings, shard_seconds=args.save_every_s))
         _write_problems(Path(args.out, "problems.json"), {name: problems for name, (problems, _) in kept.items()})
         write_whole(Path(args.out, "made.json"), json.dumps(made_with()) + "\n")
         for name, (problems, dropped) in kept.items():
             store.ask(name, [p.id for p in problems], args.n, args.seeds, dropped)
         have, present = _present(store, asks, args)
-        total = len(asks) * len(args.seeds) * args.n
         if present == total:
             (console or Console()).print(f"{args.out} is complete: {total:,} samples are there.", highlight=False)
             _say_rest(store, asks, args, console)
@@ -241,10 +258,12 @@ def _write_problems(path: Path, asked: dict[str, list[Problem]]) -> None:
 
 def _known_problems(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        known = read_json(path, AGAIN) if path.is_file() else {}
         return {task: dict(problems) for task, problems in known.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as e:
-        raise UserError(f"{path} cannot be read ({e}); remove it and run this again, it is written anew.") from e
+    except UserError:
+        raise
+    except (ValueError, TypeError, AttributeError) as e:
+        raise UserError(f"{path} cannot be read ({e}); {AGAIN}.") from e
 
 
 def _present(store: SampleStore, asks: Sequence[Ask], args: EvalArguments) -> tuple[Have, int]:
@@ -438,49 +457,3 @@ class Scribe:
             tokens=len(g.token_ids), finish=g.finish, answer=v.answer, verdict=v.score, reason=reason,
             token_ids=g.token_ids, logprob=g.logprob, solution=solution,
         )  # fmt: skip
-
-
-# ---- progress ----------------------------------------------------------------------------------------------------
-
-
-class ProgressLine:
-    """Samples, tokens a second, accuracy so far, time left; where there is no terminal, a line every half minute."""
-
-    def __init__(self, total: int, present: int, console: Console | None = None, every_s: float = 30.0):
-        self.console, self.total, self.done, self.every_s = console or Console(), total, present, every_s
-        self.new = self.tokens = self.right = 0
-        self.start = self.said = time.monotonic()
-        columns = (TextColumn("sampling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self.bar = Progress(*columns, TextColumn("{task.fields[now]}"), console=self.console)
-        self.task = self.bar.add_task("samples", total=total, completed=present, now="")
-
-    def __enter__(self) -> "ProgressLine":
-        if self.console.is_terminal:
-            self.bar.start()
-        return self
-
-    def advance(self, samples: int, tokens: int, right: int) -> None:
-        self.done, self.new, self.tokens, self.right = (
-            self.done + samples, self.new + samples, self.tokens + tokens, self.right + right,
-        )  # fmt: skip
-        self.bar.update(self.task, completed=self.done, now=self._now())
-        if not self.console.is_terminal and time.monotonic() - self.said >= self.every_s:
-            self._say()
-
-    def _now(self) -> str:
-        took = max(time.monotonic() - self.start, 1e-9)
-        return f"{self.tokens / took:,.0f} tokens/s  {self.right / max(self.new, 1):.1%} right"
-
-    def _say(self) -> None:
-        self.said = time.monotonic()
-        left = (self.said - self.start) / max(self.new, 1) * (self.total - self.done)
-        self.say(f"sampling {self.done:,}/{self.total:,}  {self._now()}  {left:,.0f} s left")
-
-    def say(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True, highlight=False, markup=False)
-
-    def __exit__(self, *error: object) -> None:
-        if self.console.is_terminal:
-            self.bar.stop()
-        elif self.new:
-            self._say()

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from sage_rlvr.errors import UserError
+from sage_rlvr.errors import Failed, UserError
 from sage_rlvr.evaluate.sampling import Generation, Request, Sampling
 
 IN_FLIGHT = 2  # requests an engine holds, of those it can run at once: it never starves, and leaves the others theirs
@@ -285,7 +285,7 @@ class Workers:
             except queue.Empty:
                 for process in self.processes:
                     if process.exitcode not in (None, 0):
-                        raise RuntimeError(
+                        raise Failed(
                             f"{process.name} died with exit code {process.exitcode}; what was sampled before stays, run the "
                             f"same command again to go on."
                         ) from None
@@ -342,7 +342,7 @@ def _work(settings: EngineSettings, gpu: str, turn: Any, inbox: Any, outbox: Any
         hand("error", e)
     except Exception as e:
         traceback.print_exc()
-        hand("error", RuntimeError(f"the engine on GPU {gpu} failed ({type(e).__name__}: {e})."))
+        hand("error", Failed(f"the engine on GPU {gpu} failed ({type(e).__name__}: {e})."))
 
 
 def end_with_parent() -> None:

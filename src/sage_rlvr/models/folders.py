@@ -59,8 +59,12 @@ def put_in_place(partial: Path, out: Path, force: bool = False) -> None:
 def write_whole(path: Path, text: str) -> None:
     """A file with the same promise."""
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError:  # a full disk: the little that was written is in the way of everything else
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def _partial(out: Path, pid: int) -> Path:

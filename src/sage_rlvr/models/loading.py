@@ -3,7 +3,6 @@
 Code that comes with a model is never run unless asked, and what cannot be loaded is said in one sentence.
 """
 
-import json
 import os
 import re
 import socket
@@ -12,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.files import read_json
 from sage_rlvr.models.gguf import gguf_folder, gguf_tokenizer, is_gguf
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
@@ -122,9 +122,12 @@ def _load(source: str, kw: dict[str, Any]) -> Any:
     elif not _hub_in_reach():
         kw |= {"local_files_only": True, "adapter_kwargs": {"local_files_only": True}}
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, **kw)
+        model, info = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **kw)
     except Exception as e:  # the libraries below fail in many types
         raise _explained(source, e) from e
+    if missing := sorted(info["missing_keys"]):  # they hold noise now, and the library only warns
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise UserError(f"{source} has no weights for {missing[0]}{more}: it is not whole, so make it again.")
     try:
         model.generation_config.validate(strict=True)
     except ValueError:  # a temperature without do_sample, as older models have: every save would fail
@@ -172,9 +175,34 @@ def _explained(source: str, e: Exception) -> UserError | Exception:
         )
     if any(isinstance(c, hub.RepositoryNotFoundError | hub.RevisionNotFoundError) for c in causes):
         return UserError(f"the Hub has no model {source} that you may read: check its name and revision.")
-    if isinstance(e, OSError | ValueError | KeyError) or type(e).__name__ == "SafetensorError":
+    if isinstance(e, RuntimeError) and "ignore_mismatched_sizes" in str(e):
+        return UserError(f"{source}: its weights have other shapes than its config.json says; make it again.")
+    if isinstance(e, RecursionError) and "JSON" in str(e):
+        return UserError(f"{source}: one of its JSON files is nested too deep to be read; make it again.")
+    if isinstance(e, AssertionError) and "Padding_idx" in str(e):
+        return UserError(
+            f"{source}: pad_token_id in its config.json lies beyond its vocabulary; set it to a token it has."
+        )
+    if (
+        isinstance(e, OSError | ValueError | KeyError | hub.StrictDataclassError)
+        or type(e).__name__ == "SafetensorError"
+    ):
         return UserError(f"{source} could not be loaded ({_short(e)}): check that it is a whole causal LM.")
     return e
+
+
+def check_vocabulary(model: Any, tokenizer: Any) -> None:
+    """The tokens that a batch is made with have a row in the embedding: an id beyond it is an IndexError in the first step,
+    and on a GPU the end of the process."""
+    embedding = model.get_input_embeddings()
+    rows = getattr(embedding, "num_embeddings", None) or embedding.weight.shape[0]
+    for kind in ("pad", "eos", "bos"):
+        number = getattr(tokenizer, f"{kind}_token_id", None)
+        if number is not None and number >= rows:
+            raise UserError(
+                f"the {kind} token of {tokenizer.name_or_path or 'the tokenizer'} has id {number} and the model's embedding has "
+                f"{rows} rows: choose a {kind} token that the model has (tokenizer_config.json), or resize the embedding."
+            )
 
 
 # ---- adapters ----------------------------------------------------------------------------------------------------
@@ -266,10 +294,7 @@ def _has(folder: str | Path, patterns: tuple[str, ...]) -> bool:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise UserError(f"{path} cannot be read ({_short(e)}): its save was interrupted, so make it again.") from e
+    content = read_json(path, "its save was interrupted, so make it again")
     if not isinstance(content, dict):
         raise UserError(f"{path} holds a {type(content).__name__}, not an object: make it again.")
     return content

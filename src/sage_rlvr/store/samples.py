@@ -25,10 +25,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sage_rlvr.errors import UserError
+from sage_rlvr.errors import Failed, UserError
+from sage_rlvr.files import read_json
 from sage_rlvr.store import lock
 from sage_rlvr.store.keys import Keys
-from sage_rlvr.store.settings import WEIGHTS, plain, refuse_other
+from sage_rlvr.store.settings import INPUTS, learned, plain, refuse_other
 
 VERSION = 1
 FINISHES = ("stop", "length", "error")
@@ -39,7 +40,7 @@ SHARD_BYTES = 64 << 20  # of uncompressed Arrow memory
 _log = logging.getLogger(__name__)
 
 
-class StoreError(RuntimeError):
+class StoreError(Failed):
     """The store could not be written. What was written before stays, and stays readable."""
 
 
@@ -83,6 +84,9 @@ class Asked:
     n: int
     seeds: list[int]
     unverifiable: list[str] = field(default_factory=list)  # known before sampling, so never sampled
+    sizes: list[int] = field(
+        default_factory=list
+    )  # every n that was ever asked for; empty in stores of earlier releases
 
 
 class SampleStore:
@@ -139,22 +143,23 @@ class SampleStore:
         self._next = 1 + max((int(p.name[:6]) for p in self.shards() if p.name[:6].isdigit()), default=-1)
 
     def _read_header(self, settings: Mapping[str, Any] | None) -> None:
-        path = self.folder / "store.json"
+        path, mend = self.folder / "store.json", "restore it from a copy, or evaluate into a new folder"
         try:
-            header = json.loads(path.read_text(encoding="utf-8"))
+            header = read_json(path, mend)
             version = header["version"]
             if version == VERSION:
                 self.settings = dict(header["settings"])
-                self.problems = {task: _asked(**asked) for task, asked in header["tasks"].items()}
+                sizes = header.get("sizes", {})
+                self.problems = {task: _asked(sizes.get(task, ()), **asked) for task, asked in header["tasks"].items()}
         except FileNotFoundError as e:
             raise UserError(
                 f"{self.folder} holds no sample store (no store.json); name a folder that eval wrote."
             ) from e
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-            why = e if isinstance(e, OSError | ValueError) else "it lacks what a store's header has"
-            raise UserError(
-                f"{path} cannot be read ({why}); restore it from a copy, or evaluate into a new folder."
-            ) from e
+        except UserError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
+            why = e if isinstance(e, ValueError) else "it lacks what a store's header has"
+            raise UserError(f"{path} cannot be read ({why}); {mend}.") from e
         if version != VERSION:
             raise UserError(
                 f"{path} is of version {version} and this release reads {VERSION}; use the release that "
@@ -164,8 +169,13 @@ class SampleStore:
             refuse_other(self.folder, self.settings, plain(settings))
 
     def _learn(self, given: dict[str, Any]) -> None:
-        """Where the weights lie now, and what their files look like if that was not known yet."""
-        now = self.settings | {name: given[name] for name in (*WEIGHTS, *WEIGHTS.values()) if name in given}
+        if INPUTS in given and INPUTS not in self.settings and self.shards():
+            _log.warning(
+                "%s was begun by a release that knew a model by its weights alone: that its config, tokenizer and chat template "
+                "were then what they are today is taken on trust; from now on they are held to it.",
+                self.folder,
+            )
+        now = learned(self.settings, given)
         if now != self.settings:
             self.settings = now
             self._write_header()
@@ -174,7 +184,8 @@ class SampleStore:
         header = {
             "version": VERSION,
             "settings": self.settings,
-            "tasks": {t: asdict(a) for t, a in self.problems.items()},
+            "tasks": {t: {k: v for k, v in asdict(a).items() if k != "sizes"} for t, a in self.problems.items()},
+            "sizes": {t: a.sizes for t, a in self.problems.items()},  # beside them: earlier releases read the rest
         }
         text = json.dumps(header, indent=1, ensure_ascii=False) + "\n"
         self._put(self.folder / "store.json", partial(_write_bytes, text.encode()))
@@ -192,6 +203,7 @@ class SampleStore:
             max(n, old.n),
             sorted({*old.seeds, *map(int, seeds)}),
             sorted({*old.unverifiable, *unverifiable} - {*asked}),
+            sorted({*old.sizes, n, old.n} - {0}),
         )
         if self.problems[task] != old:
             self._write_header()
@@ -357,7 +369,7 @@ class SampleStore:
                 self._write_shard(table, left[0])
             except BaseException as e:
                 said = f"{self.folder}: re-scoring stopped, {len(left)} of {len(self.shards())} shards have their old verdicts"
-                if isinstance(e, UserError | StoreError) or not isinstance(e, Exception):
+                if isinstance(e, UserError) or not isinstance(e, Exception):
                     _log.warning("%s; run it again.", said)
                     raise
                 raise StoreError(f"{said} ({type(e).__name__}: {e}); mend that and run it again.") from e
@@ -369,11 +381,11 @@ class SampleStore:
         """One that cannot be read stands for a re-scoring of which nothing is done."""
         path = self.folder / "rescore.json"
         try:
-            mark = json.loads(path.read_text(encoding="utf-8"))
+            mark = read_json(path)
             return {"label": mark["label"], "left": [str(name) for name in mark["left"]]}
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             _log.warning("%s cannot be read, so all shards count as having their old verdicts: re-score again.", path)
             return {"label": None, "left": [p.name for p in self.shards()]}
 
@@ -382,9 +394,9 @@ class SampleStore:
             raise UserError(f"{what}: {self.folder} was opened with readonly=True; open it without.")
 
 
-def _asked(problems: Any, n: Any, seeds: Any, unverifiable: Any = ()) -> Asked:
+def _asked(sizes: Any, problems: Any, n: Any, seeds: Any, unverifiable: Any = ()) -> Asked:
     """As a header has it; another shape is a TypeError or a ValueError here, not later."""
-    return Asked(list(problems), int(n), [int(seed) for seed in seeds], list(unverifiable))
+    return Asked(list(problems), int(n), [int(s) for s in seeds], list(unverifiable), [int(s) for s in sizes])
 
 
 def _write_bytes(content: bytes, file: Any) -> None:

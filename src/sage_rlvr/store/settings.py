@@ -32,10 +32,15 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, t
 WEIGHTS = {"model": "model_weights", "adapter": "adapter_weights"}
 
 
+# … and of all else that decides a sample: "chat template", "tokenizer", "config.json" → a digest; not in earlier releases
+INPUTS = "inputs"
+
+
 def refuse_other(folder: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Samples drawn under two settings never share a store. Weights are known by their files, where both sides have
     looked: a folder that was moved is the same model, one whose files were replaced is not."""
-    differs = differences(stored, given)
+    _refuse_other_inputs(folder, stored, given)
+    differs = {k: v for k, v in differences(stored, given).items() if k.partition(".")[0] != INPUTS}
     for source, files in WEIGHTS.items():
         known = files in stored and files in given
         if known and files not in differs:
@@ -51,3 +56,21 @@ def refuse_other(folder: Path, stored: Mapping[str, Any], given: Mapping[str, An
         raise UserError(
             f"{folder} holds samples drawn with other settings: {said}; give --out another folder, or set that back."
         )
+
+
+def _refuse_other_inputs(folder: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Again by what both sides have looked at."""
+    was, now = (side.get(INPUTS, {}) for side in (stored, given))
+    changed = [name for name, value in now.items() if was.get(name, value) != value]
+    if changed:
+        raise UserError(
+            f"{folder} holds samples drawn with another {' and '.join(changed)} than {given.get('model')} has now; give --out "
+            "another folder, or put the old one back."
+        )
+
+
+def learned(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The stored settings, with where the weights lie now, and with what was not yet known of the files."""
+    places = {name: given[name] for name in (*WEIGHTS, *WEIGHTS.values()) if name in given}
+    inputs = {**stored.get(INPUTS, {}), **given.get(INPUTS, {})}
+    return {**stored, **places, **({INPUTS: inputs} if inputs else {})}

@@ -71,7 +71,7 @@ def begin_anew(out: str, run: str, before: dict[str, str]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     own = {name: value for name, value in before.items() if name not in GROUP}
-    os.execve(sys.executable, [sys.executable, "-m", "sage_rlvr.study.job", out, run], own)
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "sage_rlvr.study.job", out, run], own)
 
 
 # ---- the base ------------------------------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ def _start(out: Path, run: str, jobs: int, slot: int, warm: Warm | None) -> "sub
         return forked
     env = _environment(jobs) | own
     with (out / run / LOG).open("ab") as log:
-        command = [sys.executable, "-m", "sage_rlvr.study.job", str(out), run]
+        command = [sys.executable, "-P", "-m", "sage_rlvr.study.job", str(out), run]
         # a session of its own: a terminal's Ctrl-C reaches us alone, and we let the run write a checkpoint
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True

@@ -70,7 +70,7 @@ class Warm:
         self.ready = False
         if sys.platform == "linux":
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "sage_rlvr.study.warm"],
+                [sys.executable, "-P", "-m", "sage_rlvr.study.warm"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
                 env={
                     **env,

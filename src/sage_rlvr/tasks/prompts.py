@@ -4,11 +4,13 @@ Training and evaluation build prompts here and nowhere else, so that they are th
 is put behind the chat template's generation prompt (``chat_template``), because TRL always asks for one.
 """
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.tasks.endless import why_endless
 from sage_rlvr.tasks.registry import Problem, near
 
 
@@ -107,21 +109,24 @@ def _template(tokenizer: Any, fmt: PromptFormat) -> str:
     return template + _opening(fmt)
 
 
-def _apply(tokenizer: Any, template: str, messages: list[dict[str, str]], fmt: PromptFormat) -> str:
-    from jinja2 import TemplateError
+_ENDS: set[str] = set()  # templates that came to their end once
 
+
+def _apply(tokenizer: Any, template: str, messages: list[dict[str, str]], fmt: PromptFormat) -> str:
     def text(turns: list[dict[str, str]]) -> str:
         return tokenizer.apply_chat_template(turns, chat_template=template, tokenize=False, add_generation_prompt=True)
 
-    try:
-        return text(messages)
-    except TemplateError as e:
-        why = " ".join(str(e).split()).split(". ")[0].rstrip(".")
-    try:
-        text(messages[-1:])
-        mend = "use --prompt_format plain, which has no system turn"
-    except TemplateError:
-        mend = "mend the chat template in the model's folder (chat_template.jinja or tokenizer_config.json)"
+    mend = "mend the chat template in the model's folder (chat_template.jinja or tokenizer_config.json)"
+    why = None if template in _ENDS else why_endless(lambda: text(messages))
+    if why is None:
+        _ENDS.add(template)
+        try:
+            return text(messages)
+        except Exception as e:  # a template is a program of the model's: it may raise anything
+            why = " ".join(str(e).split()).split(". ")[0].rstrip(".") or type(e).__name__
+        with contextlib.suppress(Exception):
+            text(messages[-1:])
+            mend = "use --prompt_format plain, which has no system turn"
     whose = getattr(tokenizer, "name_or_path", "") or "the tokenizer"
     raise UserError(f"the chat template of {whose} cannot render prompt format {fmt.name!r} ({why}): {mend}.")
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sage_rlvr.errors import Diverged
 from sage_rlvr.train.checkpoint import last_complete
 
 IN_TRL = ("k3", "k3+")  # estimators TRL computes itself, from the shaped reference
@@ -71,4 +72,4 @@ def check_finite(tensors: dict[str, Tensor | None], mask: Tensor, trainer: Any) 
             way = mend if saved else "no checkpoint was saved yet"
             where = f" (row {place[0]}" + (f", token {place[1]})" if len(place) > 1 else ")") if name != "loss" else ""
             value = tensor[tuple(place)].item()
-            raise FloatingPointError(f"{name} became {value} at step {trainer.state.global_step}{where}: {way}.")
+            raise Diverged(f"{name} became {value} at step {trainer.state.global_step}{where}: {way}.")

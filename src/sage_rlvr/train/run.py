@@ -13,7 +13,7 @@ from datasets import Dataset
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.models import is_adapter, load_model, load_tokenizer, write_whole
+from sage_rlvr.models import check_vocabulary, is_adapter, load_model, load_tokenizer, write_whole
 from sage_rlvr.provenance import made_with
 from sage_rlvr.tasks import (
     Problem,
@@ -198,6 +198,7 @@ def build(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: s
         trainable_adapter=adapter,
         **({"quantization_config": q} if (q := get_quantization_config(model_args)) is not None else {}),
     )
+    check_vocabulary(model, tokenizer)
     reward = task_reward(run.task, run.prompt_format)
     trainer = SAGETrainer(
         model,

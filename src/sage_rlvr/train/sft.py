@@ -24,7 +24,7 @@ from transformers.utils import is_torch_bf16_gpu_available
 from trl import SFTConfig, SFTTrainer
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.models import is_adapter, load_model, load_tokenizer, merge_adapter, write_whole
+from sage_rlvr.models import check_vocabulary, is_adapter, load_model, load_tokenizer, merge_adapter, write_whole
 from sage_rlvr.models.folders import put_in_place
 from sage_rlvr.tasks import chat_template, decontaminate, evaluation_problems, load_task, sft_rows
 from sage_rlvr.train.checkpoint import last_complete
@@ -164,6 +164,7 @@ def _train(
         trust_remote_code=trusted,
         attn_implementation=run.attn_implementation,
     )
+    check_vocabulary(model, tokenizer)
     config.completion_only_loss = True  # rows are tokenised here, so TRL cannot see that they have a completion
     trainer = SFTTrainer(
         model=model,
