@@ -3,16 +3,17 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import torch
 
-from sage_rlvr.train import SAGEConfig, SAGETrainer
+from sage_rlvr.train import SAGEConfig, SAGETrainer, checkpoint
 
 from . import tiny
 
 
 class Killed(SAGETrainer):
-    """Kills its own process with SIGKILL at a chosen place."""
+    """Kills its own process with SIGKILL at a chosen place, tells it to end, or stops it."""
 
     die_at: tuple | None = None
 
@@ -21,12 +22,28 @@ class Killed(SAGETrainer):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.die_at == ("term", self.state.global_step):
             os.kill(os.getpid(), signal.SIGTERM)
+        if self.die_at == ("stop", self.state.global_step):
+            Path(self.args.output_dir, ".stopped").write_text(str(os.getpid()))
+            Path(self.args.output_dir, ".stopped").rename(Path(self.args.output_dir, "stopped"))
+            os.kill(os.getpid(), signal.SIGSTOP)
         return super().training_step(*args)
 
     def _save_rng_state(self, output_dir):
         if self.die_at == ("save", self.state.global_step):  # weights and optimizer are written, the rest is not
             os.kill(os.getpid(), signal.SIGKILL)
         super()._save_rng_state(output_dir)
+
+
+def kill_before_the_list(step):
+    """Everything of that checkpoint is written, as far as one process can see; only the list of it is not."""
+    finish = checkpoint.finish
+
+    def killed(folder):
+        if folder.name == f"checkpoint-{step}":
+            os.kill(os.getpid(), signal.SIGKILL)
+        finish(folder)
+
+    checkpoint.finish = killed
 
 
 def main(options):
@@ -38,6 +55,8 @@ def main(options):
     args = tiny.config(SAGEConfig, **options)
     trainer = Killed(model, tiny.hash_reward, args, tiny.dataset(12))
     trainer.die_at = tuple(die_at) if die_at else None
+    if die_at and die_at[0] == "list":
+        kill_before_the_list(die_at[1])
     trainer.train(resume_from_checkpoint=resume)
     if trainer.accelerator.is_main_process:
         with open(history, "w") as f:

@@ -25,9 +25,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sage_rlvr import lock
 from sage_rlvr.errors import Failed, UserError
 from sage_rlvr.files import read_json
-from sage_rlvr.store import lock
 from sage_rlvr.store.keys import Keys
 from sage_rlvr.store.settings import INPUTS, learned, plain, refuse_other
 
