@@ -2,10 +2,11 @@
 
     python benchmarks/trivial_policies.py --data_dir ../shared/data --to results/cpu/trivial.json
 
-The question itself, its last line, its last number, all its numbers, and some forty constants, each given as the final answer
-and judged by the task's own scorer; gym:NAME by the judge its workers run, but in this process, since these answers are no
-attack and a fresh process for each of 10,000 golds takes an hour. A task whose files are not in --data_dir is named as
-missing. With --package the tasks above the limit are also written where ``tasks show`` and ``doctor`` read them.
+The question itself, its longest formula, its last line, its last number, all its numbers, and some forty constants, each given
+as the final answer and judged by the task's own scorer; gym:NAME by the judge its workers run, but in this process, since
+these answers are no attack and a fresh process for each of 10,000 golds takes an hour. A task whose files are not in
+--data_dir is named as missing. With --package the tasks above the limit are also written where ``tasks show`` and ``doctor``
+read them.
 """
 
 import argparse
@@ -48,7 +49,8 @@ def earned(problems: list[Problem], scorer: Any) -> dict[str, float]:
     answers = [trivial.trivial_answers(p.question) for p in problems]
     policies = list(answers[0])
     completions = [f"<SOLUTION>{given[policy]}</SOLUTION>" for given in answers for policy in policies]
-    verdicts = scorer.score(completions, [p.answer for p in problems for _ in policies])
+    asked = [p for p in problems for _ in policies]
+    verdicts = scorer.score(completions, [p.answer for p in asked], [p.question for p in asked])
     rows = [verdicts[i : i + len(policies)] for i in range(0, len(verdicts), len(policies))]
     judged = [row for row in rows if any(v is not None for v in row)]
     return {
@@ -63,7 +65,7 @@ class InProcess:
     def __init__(self, name: str) -> None:
         self.judge = GymJudge(name.removeprefix("gym:").removesuffix(CODE))
 
-    def score(self, completions: list[str], golds: list[str]) -> list[float | None]:
+    def score(self, completions: list[str], golds: list[str], questions: list[str]) -> list[float | None]:
         parsed = {gold: self.judge.parse_gold(gold) for gold in dict.fromkeys(golds)}
         return [self.one(parsed[gold], extract_answer(text)) for text, gold in zip(completions, golds)]
 

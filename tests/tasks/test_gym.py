@@ -291,6 +291,7 @@ def test_policies():
     assert (answers["last number"], answers["list of all"]) == ("7", "[3, -4.5, 7]")
     assert {"constant nan", "constant 0", "constant []", "constant len('a')"} <= set(answers)
     assert trivial.trivial_answers("no digits")["last number"] == ""
+    assert trivial.trivial_answers("What is $1+1$, or $54 \\times 46$?")["longest formula"] == "54 \\times 46"
 
 
 def test_the_table_in_the_package_is_the_records():

@@ -37,9 +37,9 @@ def config_checks(config: str) -> list[Check]:
     checks.append(_accelerator(args))
     checks.append(_asked("model", lambda: model_found(model_args.model_name_or_path, args.trust_remote_code)))
     checks.append(_asked(f"data of {run.task}", lambda: data_found(run.task, run.data_dir)))
-    if said := warning(run.task):
+    if pays := warning(run.task):
         checks.append(
-            Check("trivial answers", None, said, "watch the completions: sage-rlvr tasks show names the policy.")
+            Check("trivial answers", None, pays, "watch the completions: sage-rlvr tasks show names the policy.")
         )
     if run.sft:
         checks += _sft_checks(run, args, model_args)

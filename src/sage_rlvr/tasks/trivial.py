@@ -15,14 +15,17 @@ CONSTANTS = (
     "yes", "no", "Yes", "No", "on", "off", "None", "null", "[]", "[[]]", "{}", "()", "x", "A", "B", "C", "a", "left", "up",
     "4*6*1*1", "len('a')", "ord('a')", "Monday", "red",
 )  # fmt: skip
+_FORMULA = re.compile(r"\$([^$]+)\$")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def trivial_answers(question: str) -> dict[str, str]:
-    """Policy → its answer to this question: the question itself, its last number, all its numbers, and each constant."""
+    """Policy → its answer to this question: the question, or a part of it, all its numbers, and each constant."""
+    formulas = _FORMULA.findall(question)
     numbers = _NUMBER.findall(question)
     answers = {
         "echo": question.strip(),
+        "longest formula": max(formulas, key=len, default=""),
         "last line": question.strip().rpartition("\n")[2],
         "last number": numbers[-1] if numbers else "",
         "all numbers": ", ".join(numbers),
