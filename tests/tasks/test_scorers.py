@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import subprocess
 import sys
 
 import pytest
@@ -134,44 +133,6 @@ def test_a_scorer_of_ones_own(monkeypatch):
     task = replace(get_task("amc23"), name="lengths", scorer="length")
     monkeypatch.setitem(sys.modules["sage_rlvr.tasks.registry"].TASKS, "lengths", task)
     assert make_scorer("lengths").score(["<SOLUTION>abc</SOLUTION>"], ["3"]) == [1.0]
-
-
-# ---- reasoning-gym -----------------------------------------------------------------------------------------------
-
-
-def test_gym_tasks(verifier):
-    pytest.importorskip("reasoning_gym", reason="the extra gym is not installed: pip install -e '.[gym]'")
-    problems = load_task("gym:countdown", limit=4)
-    assert problems == load_task("gym:countdown", limit=4)
-    assert problems[0].question != load_task("gym:countdown", limit=1, split="test")[0].question
-    golds = [p.answer for p in problems]
-    right = [f"<SOLUTION>{json.loads(g)['answer']}</SOLUTION>" for g in golds]
-    stale = json.dumps({**json.loads(golds[0]), "answer": "another version's"})
-    with make_scorer("gym:countdown", verifier) as scorer:
-        assert (scorer.workers, scorer.timeout_s) == (verifier.workers, verifier.timeout_s)
-        assert scorer.score(right, golds) == [1.0] * 4
-        assert scorer.score([*right[1:], right[0]], golds) == [0.0] * 4
-        assert scorer.score([right[0], right[0]], [stale, "not JSON"]) == [None, None]
-    with make_scorer("gym:countdown") as scorer:
-        assert scorer.timeout_s == 5
-        hostile = "<SOLUTION>9**9**9**9</SOLUTION>"  # its scorer runs SymPy
-        assert scorer.score([hostile, right[0]], golds[:1] * 2) == [0.0, 1.0]
-    with pytest.raises(UserError, match="basic_arithmetic"):
-        get_task("gym:basic_arithmetics")
-
-
-def test_gyms_library_is_there_before_an_answers_clock_starts():
-    pytest.importorskip("reasoning_gym", reason="the extra gym is not installed: pip install -e '.[gym]'")
-    there = "print('reasoning_gym' in sys.modules)"
-    code = f"import sys; from sage_rlvr.tasks.gym import GymJudge; {there}; GymJudge(); {there}"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.split() == ["False", "True"]
-
-
-def test_gym_without_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(UserError, match=r"sage-rlvr\[gym\]"):
-        get_task("gym:countdown")
 
 
 # ---- the page ----------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ HUB_SECONDS = 3.0
 
 
 def machine_checks(output_dir: str = "runs") -> list[Check]:
-    return [python_check(), *torch_checks(), cpu_check(), *disk_checks(output_dir), hub_check()]
+    return [python_check(), *torch_checks(), cpu_check(), *disk_checks(output_dir), hub_check(), sandbox_check()]
 
 
 def python_check() -> Check:
@@ -85,6 +85,16 @@ def memory() -> tuple[float, float]:
         total = min(total, float(limit))
         free = min(free, max(0.0, float(limit) - used))
     return total, free
+
+
+def sandbox_check() -> Check:
+    """Whether the kernel helps to keep the answers to gym:NAME inside (``verify/sandbox.py``)."""
+    from sage_rlvr.verify.sandbox import lacks
+
+    if (why := lacks()) is None:
+        return Check("sandbox for gym:NAME", True, "seccomp: no files, sockets or processes while an answer is judged")
+    return Check("sandbox for gym:NAME", None, f"no seccomp ({why}): limits and the interpreter's own refusal remain",
+                 "for answers you do not trust, use Linux on x86_64 or aarch64.")  # fmt: skip
 
 
 # ---- disk ----------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from sage_rlvr.models.gguf import is_gguf
 from sage_rlvr.models.loading import check_folder, check_shapes, resolved
 from sage_rlvr.tasks.loading import local_files
 from sage_rlvr.tasks.registry import get_task
+from sage_rlvr.tasks.trivial import warning
 from sage_rlvr.train import run as training
 from sage_rlvr.train import sft
 from sage_rlvr.train.recipes import load_recipe
@@ -36,6 +37,10 @@ def config_checks(config: str) -> list[Check]:
     checks.append(_accelerator(args))
     checks.append(_asked("model", lambda: model_found(model_args.model_name_or_path, args.trust_remote_code)))
     checks.append(_asked(f"data of {run.task}", lambda: data_found(run.task, run.data_dir)))
+    if pays := warning(run.task):
+        checks.append(
+            Check("trivial answers", None, pays, "watch the completions: sage-rlvr tasks show names the policy.")
+        )
     if run.sft:
         checks += _sft_checks(run, args, model_args)
     checks.append(_asked("output_dir", lambda: _unclaimed(run, args, model_args)))

@@ -1,30 +1,38 @@
-"""gym:NAME, any of reasoning-gym's generators (extra ``gym``), judged by its own ``score_answer``.
+"""gym:NAME, any of reasoning-gym's generators (extra ``gym``), judged by its ``score_answer`` or, where that will not do, by us.
 
 A gold is an address, (name, seed, index), from which the entry is made again when it is scored: entries hold objects that no
 JSON can carry. Right means a score of 1; reasoning-gym's part marks for near misses count as wrong, since rewards are 0 or 1.
+A generator whose scorer evaluates answers as code has to be asked for as gym:NAME+code; its answers are data all the same
+(``gym_rules.py``), and every gym answer is judged with the doors closed (``verify/sandbox.py``).
 """
 
 import json
-from functools import lru_cache
+import logging
+from contextlib import suppress
+from functools import cache, lru_cache
 from typing import Any
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.tasks.registry import Problem, Source, Task, near
+from sage_rlvr.tasks import gym_rules
+from sage_rlvr.tasks.registry import MAKERS, Problem, Source, Task, near
 
+_log = logging.getLogger(__name__)
 JUDGE = "sage_rlvr.tasks.gym:GymJudge"
+CODE = "+code"  # how a name says that its generator's evaluating answers is known
 SHOWN = 200  # characters of its answer that a gold carries along, to be read and to be checked
 _TEST_SEEDS = 500_000_000  # entry i of a set is made from seed + i, so the two splits are kept this far apart
 
 
 def gym_task(name: str) -> Task:
-    """The task for gym:NAME."""
-    inner = name.removeprefix("gym:")
-    known = _generators()
+    """The task for gym:NAME or gym:NAME+code."""
+    inner = _inner(name)
+    known = generators()
     if inner not in known:
         raise UserError(f"reasoning-gym has no generator {inner!r} (task {name!r}): {near(inner, sorted(known))}.")
+    _check_code(inner, name.endswith(CODE))
 
     def generate(n: int, seed: int, split: str) -> list[Problem]:
-        return _generate(inner, n, seed, split)
+        return _generate(name, n, seed, split)
 
     return Task(
         name=name,
@@ -37,45 +45,89 @@ def gym_task(name: str) -> Task:
     )
 
 
+MAKERS["gym:"] = gym_task
+
+
+def _inner(task: str) -> str:
+    return task.removeprefix("gym:").removesuffix(CODE)
+
+
+def _check_code(inner: str, asked: bool) -> None:
+    by = gym_rules.EVALUATES.get(inner)
+    if asked and by is None:
+        raise UserError(f"gym:{inner}{CODE}: {inner} evaluates no answers, so write gym:{inner}.")
+    if by is not None and not asked:
+        raise UserError(
+            f"gym:{inner}: reasoning-gym evaluates its answers as code, by {by}; to use it all the same write gym:{inner}{CODE}, "
+            "and they are read as data."
+        )
+    if by is not None:
+        _warn(inner, by)
+
+
+@cache  # said once
+def _warn(inner: str, by: str) -> None:
+    _log.warning(
+        "gym:%s%s: reasoning-gym would evaluate these answers by %s; here a rule of our own reads them, so that verdicts can "
+        "differ from its own.",
+        inner,
+        CODE,
+        by,
+    )
+
+
+def judge_path(task: str) -> str:
+    """What a Verifier is given for gym:NAME."""
+    return f"{JUDGE}:{_inner(task)}"
+
+
 class GymJudge:
-    """Runs in the Verifier's killable workers: some of reasoning-gym's scorers hand the answer to SymPy."""
+    """Runs in the Verifier's workers for untrusted judges, one gold each."""
 
-    def __init__(self) -> None:
-        _generators()  # imported once, before the workers fork: in each, its two seconds would be the first answer's
+    def __init__(self, name: str) -> None:
+        """Once, before the workers fork: the library's two seconds of import, and what the generator's first entry loads."""
+        generator = _dataset(name, 0, 1)
+        self._rehearse((name, generator, generator[0]))
 
-    def parse_gold(self, gold: str) -> tuple[Any, dict[str, Any]] | None:
-        """The entry, made again; None where the installed reasoning-gym no longer makes the same one."""
+    def parse_gold(self, gold: str) -> tuple[str, Any, dict[str, Any]] | None:
+        """(generator's name, generator, entry), made again; None where the installed reasoning-gym no longer makes the same
+        entry. Its own answer is judged once: what that imports and evaluates is the last that the sandbox lets in."""
         address = json.loads(gold)
         generator = _dataset(address["gym"], address["seed"], address["size"])
         entry = generator[address["index"]]
-        return (generator, entry) if str(entry["answer"])[:SHOWN] == address["answer"] else None
+        if str(entry["answer"])[:SHOWN] != address["answer"]:
+            return None
+        self._rehearse((address["gym"], generator, entry))
+        return address["gym"], generator, entry
 
-    def is_right(self, parsed: tuple[Any, dict[str, Any]], answer: str) -> bool:
-        generator, entry = parsed
-        return float(generator.score_answer(answer, entry)) >= 1
+    def _rehearse(self, parsed: tuple[str, Any, dict[str, Any]]) -> None:
+        with suppress(Exception):
+            self.is_right(parsed, str(parsed[2]["answer"]))
+
+    def is_right(self, parsed: tuple[str, Any, dict[str, Any]], answer: str) -> bool:
+        return gym_rules.is_right(*parsed, answer)
 
 
-def _generate(name: str, n: int, seed: int, split: str) -> list[Problem]:
+def _generate(task: str, n: int, seed: int, split: str) -> list[Problem]:
     if not 0 <= seed < 1000:
-        raise UserError(f"gym:{name}: seed={seed} must lie in 0..999, which keeps training and test entries apart.")
+        raise UserError(f"{task}: seed={seed} must lie in 0..999, which keeps training and test entries apart.")
     # Seeds n apart share no entry, so every (seed, split) has its own block of 500,000.
     start = seed * 500_000 + (_TEST_SEEDS if split == "test" else 0)
+    name = _inner(task)
     generator = _dataset(name, start, n)
     out = []
     for i in range(n):
         entry = generator[i]
         gold = {"gym": name, "seed": start, "size": n, "index": i, "answer": str(entry["answer"])[:SHOWN]}
         out.append(
-            Problem(
-                f"gym:{name}-{split}-s{seed}-{i}", f"gym:{name}", entry["question"], json.dumps(gold), {"split": split}
-            )
+            Problem(f"gym:{name}-{split}-s{seed}-{i}", task, entry["question"], json.dumps(gold), {"split": split})
         )
     return out
 
 
 @lru_cache(maxsize=64)
 def _dataset(name: str, seed: int, size: int) -> Any:
-    _generators()
+    generators()
     from reasoning_gym import create_dataset
 
     try:
@@ -84,7 +136,8 @@ def _dataset(name: str, seed: int, size: int) -> Any:
         raise UserError(f"gym:{name} cannot make {size} problems ({e}): ask for another number.") from e
 
 
-def _generators() -> set[str]:
+def generators() -> set[str]:
+    """The names of those that make problems."""
     try:
         import reasoning_gym  # noqa: F401  (fills the registry)
         from reasoning_gym.factory import DATASETS
@@ -92,4 +145,4 @@ def _generators() -> set[str]:
         raise UserError(
             "gym:NAME tasks need reasoning-gym, which is not installed: pip install 'sage-rlvr[gym]'."
         ) from e
-    return set(DATASETS)
+    return set(DATASETS) - {"composite"}  # has no problems of its own

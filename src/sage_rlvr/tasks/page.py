@@ -12,6 +12,7 @@ from sage_rlvr.tasks.decontaminate import REASONS, decontaminate, evaluation_pro
 from sage_rlvr.tasks.loading import read_task
 from sage_rlvr.tasks.prompts import get_format, render
 from sage_rlvr.tasks.registry import TASKS, get_task
+from sage_rlvr.tasks.trivial import warning
 
 
 def show_list(console: Console | None = None) -> None:
@@ -23,9 +24,8 @@ def show_list(console: Console | None = None) -> None:
         count = task.count()
         size = "any" if task.generate else f"{count:,}" if count else "–"
         table.add_row(task.name, task.kind, size, _about(task.description, task.hub, task.licence))
-    table.add_row(
-        "gym:NAME", "generated", "any", _about("any of its generators", "reasoning-gym (extra gym)", "Apache-2.0")
-    )
+    gym = _about("any of its generators (gym:NAME+code: those it evaluates)", "reasoning-gym (extra gym)", "Apache-2.0")
+    table.add_row("gym:NAME", "generated", "any", gym)
     console = console or Console()
     console.print(table)
     console.print(Text("'sage-rlvr tasks show amc23 3' prints three as the model will see them.", style="dim"))
@@ -63,7 +63,7 @@ def show_problems(
     console.print(
         Text("Shown without a tokenizer: a model's chat template puts its own marks around the turns.", style="dim")
     )
-    for note in loaded.notes:
+    for note in [*loaded.notes, *filter(None, [warning(name)])]:
         console.print(Text(note, style="yellow"))
 
 

@@ -84,6 +84,7 @@ class Task:
 
 
 TASKS: dict[str, Task] = {}
+MAKERS: dict[str, Callable[[str], Task]] = {}  # how a name begins → what makes its task on the spot (gym:NAME)
 
 
 def register_task(task: Task) -> Task:
@@ -104,11 +105,10 @@ def get_task(name: str) -> Task:
     """The task of that name; gym:NAME is made on the spot."""
     if name in TASKS:
         return TASKS[name]
-    if name.startswith("gym:"):
-        from sage_rlvr.tasks.gym import gym_task
-
-        return gym_task(name)
-    raise UserError(f"there is no task {name!r}: {near(name, [*TASKS, 'gym:NAME'])}.")
+    for begin, make in MAKERS.items():
+        if name.startswith(begin):
+            return make(name)
+    raise UserError(f"there is no task {name!r}: {near(name, [*TASKS, *(begin + 'NAME' for begin in MAKERS)])}.")
 
 
 def near(name: str, known: Iterable[str]) -> str:

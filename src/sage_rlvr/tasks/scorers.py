@@ -156,7 +156,8 @@ def make_scorer(task_name: str, verifier: Any = None, fallback: bool = False) ->
 
     if name == "gym":
         limits = {} if verifier is None else {"workers": verifier.workers, "timeout_s": verifier.timeout_s}
-        return Verifier(fallback=fallback, judge_path=gym.JUDGE, max_answer_chars=10_000, **limits)
+        path = gym.judge_path(task_name)
+        return Verifier(fallback=fallback, judge_path=path, max_answer_chars=10_000, untrusted=True, **limits)
     return verifier if verifier is not None else Verifier(fallback=fallback)
 
 

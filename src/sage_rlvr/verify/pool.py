@@ -1,6 +1,7 @@
 """The pool's side of the workers: one thread a worker hands it one pair at a time, and has it killed when its time is up."""
 
 import json
+import logging
 import os
 import socket
 import struct
@@ -14,8 +15,9 @@ from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
-from sage_rlvr.verify.template import GOLD_READ, ORDER, RETIRING, UP
+from sage_rlvr.verify.template import GOLD_READ, NO_GOLD, ORDER, RAISED, RETIRING, RIGHT, UP, WRONG
 
+_log = logging.getLogger(__name__)
 TIMEOUT, DIED, GOLD_TIMEOUT, GOLD_DIED = (
     b"timeout",
     b"worker died",
@@ -25,7 +27,11 @@ TIMEOUT, DIED, GOLD_TIMEOUT, GOLD_DIED = (
 STREAK = 8  # answers a worker judges against one gold before it lets others have a turn
 MESSAGE_S = 10  # what the bytes of one message may take to pass
 START_S = 120  # what a cold import of the judge, or a fork on a choking machine, may take before we call it an error
-_BOOT = "import sys; from sage_rlvr.verify.template import main; main(*map(int, sys.argv[1:4]), sys.argv[4])"
+_BOOT = "import sys; from sage_rlvr.verify.template import main; main(*map(int, sys.argv[1:5]), sys.argv[5])"
+MESSAGE_BYTES = 64  # more than the longest a worker has to say
+# What the template of an untrusted judge gets of our environment: what an interpreter may need to start at all.
+_KEPT = ("PATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL")
+_said: set[str] = set()  # why a sandbox has no seccomp: once a process
 
 
 class Job:
@@ -39,8 +45,8 @@ class Job:
 class Template:
     """The template process, started when a worker is first needed and again should it die."""
 
-    def __init__(self, judge_path: str, memory_mb: int) -> None:
-        self._judge_path, self._memory_mb = judge_path, memory_mb
+    def __init__(self, judge_path: str, memory_mb: int, untrusted: bool) -> None:
+        self._judge_path, self._memory_mb, self.untrusted = judge_path, memory_mb, untrusted
         self._lock = threading.RLock()
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -80,7 +86,8 @@ class Template:
         if self._closed:
             raise RuntimeError("the verifier was closed while it had answers to judge")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        numbers = [str(n) for n in (theirs.fileno(), os.getpid(), self._memory_mb)]
+        numbers = [str(n) for n in (theirs.fileno(), os.getpid(), self._memory_mb, int(self.untrusted))]
+        ours_to_give = {k: v for k, v in os.environ.items() if k in _KEPT} if self.untrusted else os.environ
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _BOOT, *numbers, self._judge_path],
@@ -90,7 +97,7 @@ class Template:
                 pass_fds=[theirs.fileno()],
                 # The same import path, and a fixed hash seed: a verdict does not depend on who started the template.
                 env={
-                    **os.environ,
+                    **ours_to_give,
                     "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path),
                     "PYTHONHASHSEED": "0",
                 },
@@ -100,11 +107,22 @@ class Template:
         assert self._process.stderr is not None
         with self._process.stderr as stderr:
             ours.settimeout(START_S)
-            if ours.recv(len(UP)) != UP:
+            said = ours.recv(1024)
+            if not said.startswith(UP):
                 why = stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
                 self._stop()
                 raise RuntimeError(f"the verifier's template process ended at start: {why or 'no message'}")
             ours.settimeout(None)
+        self._say(said.removeprefix(UP).decode())
+
+    def _say(self, lacking: str) -> None:
+        if lacking and lacking not in _said:
+            _said.add(lacking)
+            _log.warning(
+                "%s is judged without the kernel's sandbox (%s): the interpreter alone keeps answers from becoming code.",
+                self._judge_path,
+                lacking,
+            )
 
     def _stop(self) -> None:
         if self._control is not None:
@@ -131,6 +149,9 @@ class Template:
             self._process.returncode = 0  # it is the parent's child: nothing to wait for
 
 
+_VERDICTS = {RIGHT, WRONG, RAISED, NO_GOLD}
+
+
 class Worker:
     """One worker process, at the far end of a socket."""
 
@@ -150,28 +171,38 @@ class Worker:
         raise RuntimeError("the verifier could not start a worker: out of processes, memory or files?") from error
 
     def judge(self, gold: str, answer: str, timeout_s: float) -> bytes:
+        """One of the outcomes. "Gold read", which sets the clock anew, is heard once; what is no outcome counts as a death."""
         timeout, died = GOLD_TIMEOUT, GOLD_DIED
         try:
+            if self.conn.poll():  # it spoke without being asked: that would be this answer's verdict
+                return died
             self.conn.send_bytes(json.dumps([gold, answer]).encode())  # ASCII: lone surrogates pass
-            deadline = time.monotonic() + timeout_s
-            while self.conn.poll(max(0.0, deadline - time.monotonic())):
-                outcome = self.conn.recv_bytes()
-                if outcome != GOLD_READ:
+            for _ in range(2):
+                if not self.conn.poll(timeout_s):
+                    return timeout
+                outcome = self.conn.recv_bytes(MESSAGE_BYTES)
+                if outcome.removesuffix(RETIRING) in _VERDICTS:
                     return outcome
+                if outcome != GOLD_READ:
+                    return died
                 timeout, died = TIMEOUT, DIED
-                deadline = time.monotonic() + timeout_s
-            return timeout
+            return died
         except (EOFError, OSError):
             return died
 
 
 class Pool:
-    """Threads that take jobs, each with a worker of its own. A worker keeps to one gold for a while: it has parsed that one."""
+    """Threads that take jobs, each with a worker of its own. A worker keeps to one gold for a while: it has parsed that one.
 
-    def __init__(self, workers: int, timeout_s: float, judge_path: str, memory_mb: int) -> None:
+    A worker of an untrusted judge keeps to it as long as there are answers, and goes with the last: the next gold's is fresh.
+    """
+
+    def __init__(
+        self, workers: int, timeout_s: float, judge_path: str, memory_mb: int, untrusted: bool = False
+    ) -> None:
         self.pid = os.getpid()
         self._size, self._timeout_s = workers, timeout_s
-        self._template = Template(judge_path, memory_mb)
+        self._template = Template(judge_path, memory_mb, untrusted)
         self._pending: dict[str, deque[Job]] = {}  # by gold
         self._changed = threading.Condition()  # an RLock inside: close() may be called by the garbage collector
         self._threads: list[threading.Thread] = []
@@ -209,8 +240,12 @@ class Pool:
         worker: Worker | None = None
         last: str | None = None
         streak = 0
-        while job := self._take(last if streak < STREAK else None):
+        untrusted = self._template.untrusted
+        while job := self._take(last if untrusted or streak < STREAK else None):
             streak = streak + 1 if job.gold == last else 1
+            if worker and untrusted and job.gold != last:
+                self._dismiss(worker)
+                worker = None
             last = job.gold
             if not job.future.set_running_or_notify_cancel():
                 continue
@@ -223,6 +258,9 @@ class Pool:
             job.future.set_result(outcome)
             if outcome in (GOLD_TIMEOUT, GOLD_DIED):  # would be the same for everyone who waits with this gold
                 self._answer_all(job.gold, outcome)
+            if worker and untrusted and job.gold not in self._pending:
+                self._dismiss(worker)
+                worker = None
 
     def _judge(self, worker: Worker | None, job: Job) -> tuple[Worker | None, bytes]:
         """The outcome, and the worker if it may serve again.

@@ -3,6 +3,7 @@
 Three parties. The pool (in the trainer) holds one control socket to the template and one socket to each worker; a message on the
 control socket starts a worker (it carries the far end of its socket) or has one killed. Only the template touches process
 ids: it is the workers' parent, so it never signals a number that has been given to somebody else, and it leaves no zombie.
+A worker of an untrusted judge reads one gold, then closes its doors (sandbox.py), and serves no other gold.
 """
 
 import gc
@@ -19,6 +20,8 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
+from sage_rlvr.verify.sandbox import Sandbox, lacks
+
 ORDER = struct.Struct("!Q")  # a worker's number: start it, if a socket comes along; else kill it
 UP, GOLD_READ, RIGHT, WRONG, NO_GOLD, RAISED = b"up", b"gold read", b"right", b"wrong", b"no gold", b"raised"
 RETIRING = b"; retiring"  # suffix: this worker has grown fat and ends now
@@ -26,16 +29,16 @@ GOLDS_KEPT = 64  # parsed golds a worker remembers
 PR_SET_PDEATHSIG = 1
 
 
-def main(control_fd: int, pool_pid: int, memory_mb: int, judge_path: str) -> None:
+def main(control_fd: int, pool_pid: int, memory_mb: int, untrusted: int, judge_path: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the pool's business
     control = socket.socket(fileno=control_fd)
-    module, _, name = judge_path.partition(":")
-    judge = getattr(import_module(module), name)()
+    module, name, *argument = judge_path.split(":", 2)
+    judge = getattr(import_module(module), name)(*argument)
     gc.collect()
     gc.freeze()  # workers share these pages
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)  # until here stderr told the pool why we could not start
-    control.send(UP)
+    control.send(UP + ((lacks() or "").encode() if untrusted else b""))
 
     wake_r, wake_w = socket.socketpair()
     wake_r.setblocking(False)
@@ -59,7 +62,7 @@ def main(control_fd: int, pool_pid: int, memory_mb: int, judge_path: str) -> Non
             break
         (number,) = ORDER.unpack(message)
         if fds:
-            _fork(number, fds[0], pids, (control, wake_r, wake_w), judge, memory_mb)
+            _fork(number, fds[0], pids, (control, wake_r, wake_w), judge, memory_mb, untrusted)
         elif number in pids:
             os.kill(pids[number], signal.SIGKILL)
     for pid in pids.values():
@@ -75,7 +78,13 @@ def _reap(pids: dict[int, int]) -> None:
 
 
 def _fork(
-    number: int, fd: int, pids: dict[int, int], ours: tuple[socket.socket, ...], judge: Any, memory_mb: int
+    number: int,
+    fd: int,
+    pids: dict[int, int],
+    ours: tuple[socket.socket, ...],
+    judge: Any,
+    memory_mb: int,
+    untrusted: int,
 ) -> None:
     template_pid = os.getpid()
     try:
@@ -93,7 +102,7 @@ def _fork(
         for sock in ours:
             sock.close()
         _confine(template_pid, memory_mb)
-        _serve(Connection(fd), judge, memory_mb)
+        _serve(Connection(fd), judge, memory_mb, Sandbox() if untrusted else None)
     finally:
         os._exit(0)
 
@@ -111,7 +120,7 @@ def _confine(template_pid: int, memory_mb: int) -> None:
         os._exit(0)
 
 
-def _serve(pool: Connection, judge: Any, memory_mb: int) -> None:
+def _serve(pool: Connection, judge: Any, memory_mb: int, sandbox: Sandbox | None) -> None:
     golds: OrderedDict[str, Any] = OrderedDict()
     pool.send_bytes(UP)
     while True:
@@ -119,7 +128,9 @@ def _serve(pool: Connection, judge: Any, memory_mb: int) -> None:
             gold, answer = json.loads(pool.recv_bytes())
         except (EOFError, OSError):
             return
-        verdict = _judge(pool, judge, golds, gold, answer)
+        if sandbox and golds and gold not in golds:  # the pool does not ask for it
+            return
+        verdict = _judge(pool, judge, golds, gold, answer, sandbox)
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 10 if sys.platform == "linux" else 1 << 20)
         retiring = peak_mb > memory_mb / 2
         pool.send_bytes(verdict + (RETIRING if retiring else b""))
@@ -127,7 +138,9 @@ def _serve(pool: Connection, judge: Any, memory_mb: int) -> None:
             return
 
 
-def _judge(pool: Connection, judge: Any, golds: OrderedDict[str, Any], gold: str, answer: str) -> bytes:
+def _judge(
+    pool: Connection, judge: Any, golds: OrderedDict[str, Any], gold: str, answer: str, sandbox: Sandbox | None
+) -> bytes:
     if gold not in golds:
         try:
             golds[gold] = judge.parse_gold(gold)
@@ -135,11 +148,17 @@ def _judge(pool: Connection, judge: Any, golds: OrderedDict[str, Any], gold: str
             golds[gold] = None
         if len(golds) > GOLDS_KEPT:
             golds.popitem(last=False)
+        if sandbox:
+            sandbox.close(pool.fileno())
     golds.move_to_end(gold)
     if golds[gold] is None:
         return NO_GOLD
     pool.send_bytes(GOLD_READ)
+    refused = sandbox.refused if sandbox else 0
     try:
-        return RIGHT if judge.is_right(golds[gold], answer) else WRONG
+        right = judge.is_right(golds[gold], answer)
     except BaseException:
         return RAISED
+    if sandbox and sandbox.refused > refused:  # whatever the judge made of that
+        return RAISED
+    return RIGHT if right else WRONG

@@ -72,9 +72,10 @@ class Verifier:
     memory_mb: address space a worker may take, itself included (about 70 MB).
     max_chars: a longer completion is not looked at. max_answer_chars: nor is a longer answer or gold.
     fallback: also take "the answer is …" or the last number for an answer (see ``extract_answer``).
-    judge_path: "module:Class" with ``parse_gold(gold)`` (None: unverifiable) and ``is_right(parsed, answer)``; made once, in the
-    process that workers are forked from. For answers that are not mathematics.
+    judge_path: "module:Class", or "module:Class:argument" for Class(argument), with ``parse_gold(gold)`` (None: unverifiable) and
+    ``is_right(parsed, answer)``; made once, in the process that workers are forked from. For answers that are not mathematics.
     cache_size: how many judged pairs to remember.
+    untrusted: the judge may take an answer for code: each gold gets a fresh worker with its doors closed (``sandbox.py``).
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Verifier:
         fallback: bool = False,
         judge_path: str = MATH,
         cache_size: int = 10_000,
+        untrusted: bool = False,
     ) -> None:
         if workers is None:
             workers = min(16, len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
@@ -97,7 +99,7 @@ class Verifier:
         self._cache: OrderedDict[tuple[str, str], bytes] = OrderedDict()
         self.workers, self.timeout_s, self.memory_mb = workers, timeout_s, memory_mb
         self.max_chars, self.max_answer_chars, self.fallback = max_chars, max_answer_chars, fallback
-        self.judge_path, self.cache_size = judge_path, cache_size
+        self.judge_path, self.cache_size, self.untrusted = judge_path, cache_size, untrusted
         _ALIVE.add(self)
 
     def score(
@@ -185,7 +187,7 @@ class Verifier:
         if self._pool is None:
             if not hasattr(os, "fork"):
                 raise UserError("Verifier: this system cannot fork processes; run it on Linux, macOS or in WSL.")
-            self._pool = Pool(self.workers, self.timeout_s, self.judge_path, self.memory_mb)
+            self._pool = Pool(self.workers, self.timeout_s, self.judge_path, self.memory_mb, self.untrusted)
             # Runs once: when we are collected, at exit, at the end of a multiprocessing child, or in close().
             self._closer = Finalize(self, self._pool.close, exitpriority=100)
         return self._pool
@@ -204,7 +206,7 @@ class Verifier:
 
     def __reduce__(self) -> Any:
         limits = (self.workers, self.timeout_s, self.memory_mb, self.max_chars, self.max_answer_chars)
-        return Verifier, (*limits, self.fallback, self.judge_path, self.cache_size)
+        return Verifier, (*limits, self.fallback, self.judge_path, self.cache_size, self.untrusted)
 
     def _forget(self) -> None:
         """In a forked child: the pool belongs to the parent, and a lock may have been held by a thread that is not here."""
