@@ -104,15 +104,17 @@ def texts(count: int, seed: int) -> Iterator[str]:
 
 
 def thrown(name: str, call: Callable[[str], Any], count: int, seed: int, **limit: Any) -> dict[str, Any]:
-    """What came of ``count`` inputs, one at a time."""
+    """What came of ``count`` inputs, one at a time. Seconds are this thread's own, which a busy machine does not change; the
+    verifier's, which works elsewhere, are the clock's, its processes' start and end included."""
+    clock = time.perf_counter if "limit_s" in limit else time.thread_time
     longest, length, raised, first = 0.0, 0, 0, None
     for text in texts(count, seed):
-        began = time.perf_counter()
+        began = clock()
         try:
             call(text)
         except Exception as error:
             raised, first = raised + 1, first or f"{type(error).__name__} on {text[:80]!a}"
-        took = time.perf_counter() - began
+        took = clock() - began
         if took > longest:
             longest, length = took, len(text)
     found = {

@@ -90,14 +90,15 @@ def steps(trainer):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"logging_steps": 2}, {"dynamic_sampling": 2}, {"gradient_accumulation_steps": 2}]
+    ("at", "options"),
+    [(3, {}), (2, {"logging_steps": 2}), (6, {"dynamic_sampling": 2}), (3, {"gradient_accumulation_steps": 2})],
 )
-def test_a_reward_that_raises_costs_nothing_but_its_step(folder, tmp_path, options):
+def test_a_reward_that_raises_costs_nothing_but_its_step(folder, tmp_path, at, options):
     """Sampled, not given: the step that was cut short has drawn random numbers, and the resumed run must not know."""
     options = {"guide": "random", "guide_args": {"epsilon": 1.0}, **options}
     whole = tiny.build(folder, tmp_path / "whole", reward=Breaks(raises, at=0), given=False, max_steps=5, **options)
     whole.train()
-    said = stopped(folder, tmp_path / "cut", Breaks(raises, at=6 if "dynamic_sampling" in options else 3), **options)
+    said = stopped(folder, tmp_path / "cut", Breaks(raises, at), **options)
     assert "the reward function 'my_reward' raised LookupError: the judge is gone (test_reward_guard.py, line" in str(
         said
     )
@@ -109,7 +110,10 @@ def test_a_reward_that_raises_costs_nothing_but_its_step(folder, tmp_path, optio
     mended = tiny.build(folder, tmp_path / "cut", reward=Breaks(raises, at=0), given=False, max_steps=5, **options)
     mended.train(resume_from_checkpoint=True)
     for one, other in zip(steps(mended), steps(whole), strict=True):
-        assert {k: (one.get(k), v) for k, v in other.items() if repr(one.get(k)) != repr(v)} == {}
+        apart = {k for k, v in other.items() if repr(one.get(k)) != repr(v)}
+        assert apart <= (
+            {"loss"} if "logging_steps" in options else set()
+        )  # transformers forgets an open window's loss
     for one, other in zip(mended.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(one, other)
 

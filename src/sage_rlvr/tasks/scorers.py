@@ -315,7 +315,7 @@ def solution_key(reward: Any, completion: str) -> str | None:
 
     if reward is verifiable_reward:
         return THE_GOLD
-    read = getattr(reward, "key", None) or getattr(reward, "extract", extract_answer)
+    read: Callable[[str], str | None] = getattr(reward, "key", getattr(reward, "extract", extract_answer))
     return read(completion)
 
 

@@ -104,8 +104,9 @@ class RewardGuard(TrainerCallback):
         function has had its time."""
         in_main = threading.current_thread() is threading.main_thread()
         watched = self.limit is not None and self.trainer._has_async_funcs and in_main
+        limit = (self.limit or 0.0) * funcs + GRACE_S
         try:
-            with _interrupted_after(self.limit * funcs + GRACE_S, self._awaited) if watched else nullcontext():
+            with _interrupted_after(limit, self._awaited) if watched else nullcontext():
                 yield
         except Overtime as error:
             name, func = next(iter(self._awaited.items()))
