@@ -218,10 +218,12 @@ def test_coverage_pays_for_solutions_and_not_for_spelling(folder, tmp_path):
     options = {"coverage": 1.0, "num_generations": 8, "per_device_train_batch_size": 8}
     trainer = build(folder, tmp_path, reward=reward, **options)
     trainer.model.train()
+    trainer._finished = torch.ones(8, dtype=torch.bool)
     paid = trainer._calculate_rewards([{"answer": gold}] * 8, ["1+1="] * 8, texts, [[1]] * 8)
     assert paid[:, 0].tolist() == pytest.approx([1 / 3] * 3 + [1 / 2] * 2 + [0] * 3)
     plain = build(folder, tmp_path, reward=lambda completions, **_: [1.0] * 8, **options)
     plain.model.train()
+    plain._finished = torch.ones(8, dtype=torch.bool)
     paid = plain._calculate_rewards([{}] * 8, ["1+1="] * 8, texts, [[1]] * 8)
     assert paid[:, 0].tolist() == [1.0] * 8
 
