@@ -215,6 +215,25 @@ def test_why_the_guides_change_nothing_is_what_the_logs_say():
     assert f"at most\n  {max(ends):.2f} at β 0.1" in said
 
 
+def test_coverage_was_not_paid_for_spelling():
+    """A respelt right answer is longer than 8 tokens; many of them would show in the lengths."""
+    lengths = {}
+    with gzip.open(ROOT / "results" / "gpu" / "frontier" / RUNS_FILE, "rt", encoding="utf-8") as f:
+        for record in map(json.loads, f):
+            family = record.get("name", "").partition("+")[0]
+            if family in ("coverage", "grpo_k3"):
+                name = "completions/mean_length"
+                lengths.setdefault(family, []).append([e[name] for e in record["log"] if name in e])
+    ends = {family: f"{np.mean([run[-1] for run in runs]):.3f}" for family, runs in lengths.items()}
+    most = {family: f"{max(map(max, runs)):.3f}" for family, runs in lengths.items()}
+    runs = lengths["coverage"]
+    assert (
+        f"of the {len(runs)} `coverage` runs is {ends['coverage']} tokens at the end of training and at most "
+        f"{most['coverage']} in any of their {sum(map(len, runs))} log lines (GRPO's, k3, the same six β: "
+        f"{ends['grpo_k3']} and {most['grpo_k3']})"
+    ) in PAGE
+
+
 def _ends(gain):
     """How far an interval reaches below and above 0."""
     low, high = re.search(r"\[(\S+), (\S+)\]", gain.replace("−", "-")).groups()

@@ -1,6 +1,7 @@
 """Rollouts: where a completion ends, credit for coverage, BNPO's advantage, DAPO's new prompts for flat groups."""
 
 import itertools
+import json
 import math
 import random
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
 from sage_rlvr import UserError
+from sage_rlvr.tasks import task_reward
 from sage_rlvr.train import SAGETrainer, measure, rollouts
 
 from . import tiny
@@ -158,6 +160,8 @@ def test_coverage_pays_each_its_shapley_value_of_the_distinct_right_answers():
         assert torch.allclose(half, (rewards + shapley) / 2)
     unscorable = rollouts.coverage_factor(torch.tensor([torch.nan, 1.0, 1.0]), ["a", "a", "a"], 3, 1.0)
     assert unscorable.tolist() == [1.0, 0.5, 0.5]
+    unreadable = rollouts.coverage_factor(torch.ones(8), [None] * 8, 8, 1.0)
+    assert unreadable.tolist() == [1.0] * 8  # a plain reward whose answers cannot be read: not one answer, eight times
 
 
 class FirstLetter:
@@ -204,6 +208,24 @@ def test_coverage_reaches_the_advantages(folder, tmp_path):
     trainer._finished = torch.ones(8, dtype=torch.bool)
     plain = trainer._calculate_rewards([{}] * 8, prompts, ["aa", "ab", "d", "d", "0", "0", "9", "+"], [[1]] * 8)
     assert plain[:, 0].tolist() == [1.0] * 6 + [0.0] * 2
+
+
+def test_coverage_pays_for_solutions_and_not_for_spelling(folder, tmp_path):
+    """One problem, a group of eight: three spellings of one solution, two of another, a wrong answer twice, no answer."""
+    texts = ["3+4*2-1", "03+4*2-1", "3+4*2-1=13", "4+3*2-1", " 4+3*2-1", "1+1", "1+1", "a"]
+    gold = json.dumps({"numbers": [1, 2, 3, 4], "target": 13})
+    reward = task_reward("countdown-ltr", "plain")
+    options = {"coverage": 1.0, "num_generations": 8, "per_device_train_batch_size": 8}
+    trainer = build(folder, tmp_path, reward=reward, **options)
+    trainer.model.train()
+    trainer._finished = torch.ones(8, dtype=torch.bool)
+    paid = trainer._calculate_rewards([{"answer": gold}] * 8, ["1+1="] * 8, texts, [[1]] * 8)
+    assert paid[:, 0].tolist() == pytest.approx([1 / 3] * 3 + [1 / 2] * 2 + [0] * 3)
+    plain = build(folder, tmp_path, reward=lambda completions, **_: [1.0] * 8, **options)
+    plain.model.train()
+    plain._finished = torch.ones(8, dtype=torch.bool)
+    paid = plain._calculate_rewards([{}] * 8, ["1+1="] * 8, texts, [[1]] * 8)
+    assert paid[:, 0].tolist() == [1.0] * 8
 
 
 def test_rarity_shares_a_groups_reward_by_surprisal():

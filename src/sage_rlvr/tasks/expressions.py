@@ -94,9 +94,11 @@ def parse(tokens: Sequence[str]) -> Node | None:
             waiting.pop()
         else:
             return None
+    if expect_number:  # nothing at all, or an operator that waits for its right side: 3+12+
+        return None
     while waiting and waiting[-1] != "(":
         _combine(operands, waiting.pop())
-    return operands[0] if not waiting and not expect_number else None
+    return operands[0] if not waiting else None
 
 
 def _combine(operands: list[Node], op: str) -> None:

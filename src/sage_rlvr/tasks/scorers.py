@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.tasks import expressions, gym, knights
@@ -18,6 +18,9 @@ from sage_rlvr.tasks.registry import Problem, get_task, near
 
 _log = logging.getLogger(__name__)
 Judge = Callable[[str, str], float | None]  # (extracted answer, gold) → verdict
+MAX_CHARACTERS = 1_000_000  # a longer completion is not looked at, as in the Verifier
+MAX_ANSWER_CHARACTERS = 20_000
+T = TypeVar("T")
 
 
 class Scorer(Protocol):
@@ -32,11 +35,17 @@ class Scorer(Protocol):
 
 
 class JudgeScorer:
-    """Applies a judge to each extracted answer, in this process."""
+    """Applies a judge to each extracted answer, in this process; an answer over the limits is none.
 
-    def __init__(self, judge: Judge, fallback: bool = False):
-        self.judge, self.fallback = judge, fallback
+    ``own``: the judge is a user's, and what it raises is the user's to see. One of ours that raises scores 0.0, is counted in
+    ``errors`` and said once: no completion ends a run.
+    """
+
+    def __init__(self, judge: Judge, fallback: bool = False, name: str = "", own: bool = False):
+        self.judge, self.fallback, self.own = judge, fallback, own
+        self.name = name or judge.__name__
         self.block = judge is judge_knights  # who is what may take several lines
+        self.errors = 0  # completions
 
     def score(
         self, completions: Sequence[str], answers: Sequence[str], questions: Sequence[str] | None = None
@@ -48,11 +57,16 @@ class JudgeScorer:
             )
         pairs = list(zip(completions, answers))
         verdicts = {pair: self._one(*pair) for pair in dict.fromkeys(pairs)}  # many samples say the same
-        return [verdicts[pair] for pair in pairs]
+        self.errors += sum(verdicts[pair] is _FAILED for pair in pairs)
+        return [0.0 if verdicts[pair] is _FAILED else verdicts[pair] for pair in pairs]  # type: ignore[misc]
 
-    def _one(self, completion: str, gold: str) -> float | None:
-        answer = final_answer(completion, self.fallback, self.block)
-        return self.judge(answer or "", gold)  # also without an answer: only the judge knows whether the gold is sound
+    def _one(self, completion: str, gold: str) -> "float | _Failed | None":
+        answer = final_answer(completion, self.fallback, self.block) or ""
+        answer = answer if len(answer) <= MAX_ANSWER_CHARACTERS else ""
+        # also without an answer: only the judge knows whether the gold is sound
+        if self.own:
+            return self.judge(answer, gold)
+        return _safely(f"scorer {self.name}", lambda: self.judge(answer, gold), _FAILED)
 
     def close(self) -> None:
         pass
@@ -64,8 +78,40 @@ class JudgeScorer:
         self.close()
 
 
+class _Failed:
+    """The verdict of a judge of ours that raised."""
+
+
+_FAILED = _Failed()
+_said: set[tuple[str, str]] = set()  # what raised what has been said
+
+
+def _safely(what: str, read: Callable[[], T], otherwise: Any) -> T | Any:
+    """``read()``, or ``otherwise`` where our own code fails on a model's text: the one place where that is caught."""
+    try:
+        return read()
+    except Exception as error:
+        key = (what, type(error).__name__)
+        if key not in _said:
+            _said.add(key)
+            _log.warning(
+                "%s raised %s (%s): the completion counts as an error, 0, and the run goes on. Please report it.",
+                what,
+                type(error).__name__,
+                error,
+                exc_info=error,
+            )
+        return otherwise
+
+
 def final_answer(completion: str, fallback: bool = False, block: bool = False) -> str | None:
     """The tagged or boxed answer; with ``fallback``, else the last line (or block of lines) that says anything."""
+    if len(completion) > MAX_CHARACTERS:
+        return None
+    return _safely("final_answer", lambda: _final_answer(completion, fallback, block), None)
+
+
+def _final_answer(completion: str, fallback: bool, block: bool) -> str | None:
     from sage_rlvr.verify import extract_answer
 
     found = extract_answer(completion)
@@ -77,15 +123,23 @@ def final_answer(completion: str, fallback: bool = False, block: bool = False) -
 
 # ---- judges ------------------------------------------------------------------------------------------------------
 
+_NO_GOLD = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # what reading one raises
+
 
 def judge_knights(answer: str, gold: str) -> float | None:
     """The whole assignment, or nothing."""
+    right = _knights_gold(gold)
+    return float(knights.read_assignment(answer, list(right)) == right) if right else None
+
+
+@lru_cache(maxsize=1 << 13)
+def _knights_gold(gold: str) -> dict[str, bool] | None:
     try:
         said = json.loads(gold)
         right = dict(zip(said["names"], map(bool, said["solution"]), strict=True))
-    except (ValueError, KeyError, TypeError):
+    except _NO_GOLD:
         return None
-    return float(bool(right) and knights.read_assignment(answer, list(right)) == right) if right else None
+    return right if all(isinstance(name, str) and name for name in right) else None
 
 
 def judge_countdown(answer: str, gold: str) -> float | None:
@@ -116,7 +170,7 @@ def _countdown_gold(gold: str) -> tuple[tuple[int, ...], int] | None:
     try:
         said = json.loads(gold)
         return tuple(int(x) for x in said["numbers"]), int(said["target"])
-    except (ValueError, KeyError, TypeError):
+    except _NO_GOLD:
         return None
 
 
@@ -127,6 +181,7 @@ SCORERS: dict[str, Judge | None] = {
     "countdown-ltr": judge_countdown_ltr,
     "gym": None,
 }
+BUILT_IN = frozenset(SCORERS)
 
 
 def register_scorer(name: str) -> Callable[[Judge], Judge]:
@@ -151,7 +206,7 @@ def make_scorer(task_name: str, verifier: Any = None, fallback: bool = False) ->
         )
     judge = SCORERS[name]
     if judge is not None:
-        return JudgeScorer(judge, fallback)
+        return JudgeScorer(judge, fallback, name, own=name not in BUILT_IN)
     from sage_rlvr.verify import Verifier
 
     if name == "gym":
@@ -167,9 +222,19 @@ def make_scorer(task_name: str, verifier: Any = None, fallback: bool = False) ->
 def distinct_solution(task_name: str, completion: str, fallback: bool = False) -> str | None:
     """A canonical form of a correct solution, so that different ones can be counted; None where a task defines none."""
     kind = get_task(task_name).scorer
-    if kind not in ("countdown", "countdown-ltr"):
+    if kind not in _CANONICAL:
         return None
-    tokens = expressions.tokens_of(final_answer(completion, fallback) or "")
+    answer = final_answer(completion, fallback) or ""
+    return _safely("distinct_solution", lambda: _canonical(answer, kind), None)
+
+
+_CANONICAL = ("countdown", "countdown-ltr")  # scorers with many right answers, whose normal form is known
+_ONE_ANSWER = ("math", "knights-knaves")  # scorers for which all right answers are one
+THE_GOLD = "the gold"
+
+
+def _canonical(answer: str, kind: str) -> str | None:
+    tokens = expressions.tokens_of(answer)
     if not tokens:
         return None
     if kind == "countdown-ltr":
@@ -211,16 +276,48 @@ class TaskReward:
         if self.scorer is None:
             self.scorer = make_scorer(self.task_name, self.verifier, self.fallback)
         texts = judged_texts([completion_text(c) for c in completions], columns.get("truncated"))
-        return self.scorer.score(texts, list(answer), questions_of(columns.get("prompts")))
+        before = getattr(self.scorer, "errors", 0)
+        verdicts = self.scorer.score(texts, list(answer), questions_of(columns.get("prompts")))
+        if (log := columns.get("log_metric")) is not None and isinstance(self.scorer, JudgeScorer):
+            log("errors", float(self.scorer.errors - before))
+        return verdicts
+
+    @property
+    def built_in(self) -> bool:
+        """Whether the scorer is one of ours: then what it raises is our fault, and not a user's to mend."""
+        return get_task(self.task_name).scorer in BUILT_IN
 
     def extract(self, completion: str) -> str | None:
         """The answer a completion gives, as the scorer reads it: what a trainer counts when it counts distinct answers."""
         return final_answer(completion, self.fallback, get_task(self.task_name).scorer == "knights-knaves")
 
+    def key(self, completion: str) -> str | None:
+        """Which solution a right completion gives, however it is spelt: what ``coverage`` pays once. In mathematics and for
+        knights and knaves every right answer is the gold; where a task has no normal form, it is the answer's text. None: not
+        to be told, a solution of its own."""
+        kind = get_task(self.task_name).scorer
+        if kind in _ONE_ANSWER:
+            return THE_GOLD
+        if kind in _CANONICAL:
+            return distinct_solution(self.task_name, completion, self.fallback)
+        answer = self.extract(completion)
+        return None if answer is None else " ".join(answer.split())
+
 
 def task_reward(task_name: str, format: str = "paper", verifier: Any = None) -> TaskReward:
     """A TRL reward function for a task: 1.0, 0.0 or None (TRL leaves None out)."""
     return TaskReward(task_name, format, verifier)
+
+
+def solution_key(reward: Any, completion: str) -> str | None:
+    """A right completion's ``key`` as its reward function gives it; of one that gives none, the answer that can be read, as its
+    ``extract`` does or ours."""
+    from sage_rlvr.verify import extract_answer, verifiable_reward
+
+    if reward is verifiable_reward:
+        return THE_GOLD
+    read: Callable[[str], str | None] = getattr(reward, "key", getattr(reward, "extract", extract_answer))
+    return read(completion)
 
 
 def completion_text(completion: Any) -> str:
@@ -229,4 +326,4 @@ def completion_text(completion: Any) -> str:
         return completion
     turns = [m.get("content") or "" for m in completion if m.get("role", "assistant") == "assistant"]
     content = turns[-1] if turns else ""
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)

@@ -1,6 +1,7 @@
 """SAGEConfig: TRL's GRPOConfig plus the anchor. What cannot work together is refused here, in one sentence."""
 
 from dataclasses import dataclass, field, fields
+from threading import TIMEOUT_MAX
 from typing import Any
 
 from transformers.utils import is_torch_bf16_gpu_available
@@ -70,8 +71,8 @@ class SAGEConfig(GRPOConfig):
     coverage: float = field(
         default=0.0,
         metadata={
-            "help": "c in [0, 1]: where m completions of a group give the same right answer, each earns 1 − c + c/m of the "
-            "reward; at 1 a group earns its number of distinct right answers. A task with one right answer is only rescaled."
+            "help": "c in [0, 1]: where m completions of a group give the same right solution, each earns 1 − c + c/m of the "
+            "reward; at 1 a group earns its number of distinct right solutions. A task with one right answer is only rescaled."
         },
     )
     rarity: float = field(
@@ -79,6 +80,13 @@ class SAGEConfig(GRPOConfig):
         metadata={
             "help": "c in [0, 1]: a group's right completions share their reward by how surprising they were to the reference: "
             "each earns 1 − c + c·s/mean(s) of it, s its mean surprisal a token. A lone right completion keeps all of it."
+        },
+    )
+    reward_timeout_s: float | None = field(
+        default=1800.0,
+        metadata={
+            "help": "Seconds one call of a reward function may take, a whole rollout batch of this process; then the run stops "
+            "with a checkpoint. null: no limit."
         },
     )
     fused_head: bool | None = field(
@@ -213,6 +221,11 @@ class SAGEConfig(GRPOConfig):
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise UserError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(allowed)}.")
+        if self.reward_timeout_s is not None and not 0 < self.reward_timeout_s < TIMEOUT_MAX:
+            raise UserError(
+                f"reward_timeout_s={self.reward_timeout_s} is the seconds one call of a reward function may take: set a number "
+                "above 0, or null for no limit."
+            )
         if not 0 <= self.coverage <= 1:
             raise UserError(f"coverage={self.coverage} is a share of the reward; set it between 0 and 1.")
         if not 0 <= self.rarity <= 1:

@@ -83,11 +83,12 @@ def gather_signals(signals: Signals, accelerator: Accelerator) -> Signals:
 # ---- coverage and rarity -------------------------------------------------------------------------------------------
 
 
-def coverage_factor(rewards: Tensor, answers: Sequence[str | None], group: int, share: float) -> Tensor:
+def coverage_factor(rewards: Tensor, solutions: Sequence[str | None], group: int, share: float) -> Tensor:
     """(W·B,) what each completion keeps of its reward: 1 − c + c/m, c = ``share``, m the rewarded completions of its group with
-    its answer. With c = 1 a group's rewards sum to its number of distinct right answers, and each is its Shapley value."""
+    its solution. With c = 1 a group's rewards sum to its number of distinct right solutions, and each is its Shapley value. One
+    that cannot be told (None) is like no other."""
     rewarded = (rewards > 0).tolist()
-    keys = [(i // group, answer) for i, answer in enumerate(answers)]
+    keys = [(i // group, i if key is None else key) for i, key in enumerate(solutions)]
     times = Counter(key for key, right in zip(keys, rewarded) if right)
     kept = [1 - share + share / times[key] if right else 1.0 for key, right in zip(keys, rewarded)]
     return torch.tensor(kept, dtype=rewards.dtype, device=rewards.device)

@@ -40,7 +40,8 @@ RECORD = "run.json"
 # Settings that change neither data nor weights: a run may go on with others
 _FREE = re.compile(
     r"output_dir|logging_|log_|disable_tqdm|report_to|run_name|project$|trackio|save_|push_|hub_|resume|dataloader_num|"
-    r"dataloader_pin|dataloader_pers|dataloader_pre|local_rank|vllm_(gpu|kv|server|group|tensor|enable|max_model)|held_out|data_dir"
+    r"dataloader_pin|dataloader_pers|dataloader_pre|local_rank|vllm_(gpu|kv|server|group|tensor|enable|max_model)|held_out|data_dir|"
+    r"reward_timeout"
 )
 
 

@@ -24,6 +24,7 @@ from trl.trainer.utils import add_fused_lm_head
 from sage_rlvr.anchor import Signals, anchor_penalty, anchor_reward, noise, tellable
 from sage_rlvr.errors import UserError
 from sage_rlvr.head import Head, covers, in_place
+from sage_rlvr.tasks.scorers import completion_text, solution_key
 from sage_rlvr.train import measure, microbatches, packing, rollouts
 from sage_rlvr.train.callbacks import LogFile, OnPolicy, PaidToRamble, ProgressLine, SaveOnSigterm, replace_progress
 from sage_rlvr.train.card import describe
@@ -32,6 +33,7 @@ from sage_rlvr.train.config import SAGEConfig
 from sage_rlvr.train.dropout import active_dropout, disable_dropout
 from sage_rlvr.train.generation import GeneratingTrainer, llm_with_room, own_port
 from sage_rlvr.train.lens import IN_TRL, LossLens, RolloutLens, check_finite
+from sage_rlvr.train.reward_guard import RewardGuard
 from sage_rlvr.verify import extract_answer
 
 
@@ -75,6 +77,7 @@ class SAGETrainer(GeneratingTrainer):
         self._stopwatch = measure.Stopwatch()
         self.found: list[microbatches.Found] | None = None  # what a slice in micro-batches measures at its end
         self.over_budget_said = self.pass_said = False
+        self._guard = RewardGuard(self, args.reward_timeout_s)
         own_port(args)
         with in_place(vllm_generation, llm_with_room(args), "LLM"):
             super().__init__(model, reward_funcs, args, *rest, **more)
@@ -93,6 +96,7 @@ class SAGETrainer(GeneratingTrainer):
         self._set_stop_strings(args.stop_strings or [])
         self._sigterm = SaveOnSigterm(self.accelerator)
         self.add_callback(self._sigterm)
+        self.add_callback(self._guard)
         self.add_callback(LogFile())
         if self.guide is None and self.num_iterations * args.steps_per_generation == args.gradient_accumulation_steps:
             self.add_callback(OnPolicy())
@@ -113,18 +117,21 @@ class SAGETrainer(GeneratingTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         inputs = [{**row, "truncated": cut} for row, cut in zip(inputs, self.truncated(), strict=True)]
         with self._stopwatch("reward"):
-            per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+            per_func = self._guard.rewards(
+                super()._calculate_rewards, inputs, prompts, completions, completion_ids_list
+            )
         rewards = (per_func * self.reward_weights.to(per_func.device)).nansum(1)
         rewards[per_func.isnan().all(1)] = torch.nan
         mode = "train" if self.model.training else "eval"
         group = self.num_generations if mode == "train" else self.num_generations_eval
-        texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+        texts = [completion_text(c) for c in completions]
         extract = getattr(self.reward_funcs[0], "extract", extract_answer) if self.reward_funcs else extract_answer
-        answers = gather_object([extract(text or "") for text in texts])
+        answers = gather_object([extract(text) for text in texts])
         metrics = self._metrics[mode]
         if (self.args.coverage or self.args.rarity) and mode == "train":
             metrics["sage/plain_reward"].append(rewards.nanmean().item())
-            kept = rollouts.coverage_factor(rewards, answers, group, self.args.coverage)
+            keys = gather_object([solution_key(next(iter(self.reward_funcs), None), text) for text in texts])
+            kept = rollouts.coverage_factor(rewards, keys, group, self.args.coverage)
             if self.args.rarity:
                 kept = kept * rollouts.rarity_factor(
                     rewards, self._surprisal(completion_ids_list), group, self.args.rarity
