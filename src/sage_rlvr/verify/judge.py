@@ -57,6 +57,9 @@ class MathJudge:
 
     def __init__(self) -> None:
         # Once, in the template: workers are forked with all this done.
+        from math_verify import LatexExtractionConfig
+
+        self._whole = [LatexExtractionConfig(boxed_match_priority=0)]
         _speed_up_the_grammar()
         _compare_relatively()
         for text in _SHAPES:
@@ -96,13 +99,10 @@ class MathJudge:
         return verify(gold, answer, timeout_seconds=None, allow_set_relation_comp=True)
 
     def _parse(self, text: str) -> list[Any]:
-        from math_verify import LatexExtractionConfig, parse
+        from math_verify import parse
 
-        how: Any = {
-            "extraction_config": [LatexExtractionConfig(boxed_match_priority=0)],
-            "extraction_mode": "first_match",
-        }
-        return [x for s in spellings(text) for x in parse(rf"\boxed{{{s}}}", parsing_timeout=None, **how)]
+        how = {"extraction_config": self._whole, "extraction_mode": "first_match", "parsing_timeout": None}
+        return [x for spelling in spellings(text) for x in parse(rf"\boxed{{{spelling}}}", **how)]
 
 
 def _compare_relatively() -> None:
