@@ -10,6 +10,7 @@ in it, and find the 5 of ``\neg 5``. Then ``math_verify.verify(gold, answer)``, 
 """
 
 import re
+from functools import cache
 from itertools import dropwhile, pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -105,14 +106,13 @@ class MathJudge:
         return [x for spelling in spellings(text) for x in parse(rf"\boxed{{{spelling}}}", **how)]
 
 
+@cache  # Math-Verify is changed once in a process, however many judges there are
 def _compare_relatively() -> None:
     """Math-Verify rounds to six decimals and drops what is below 1e-15, so that 0 and 1e-7, 1e-23 and 2e-23 were equal."""
     from math_verify import grader
     from sympy import MatrixBase, MatrixExpr, N
 
     absolutely = grader.sympy_numeric_eq
-    if absolutely.__name__ == "relatively":
-        return
 
     def relatively(a: Any, b: Any, *precision: int) -> bool:
         if not absolutely(a, b, *precision):
@@ -125,6 +125,7 @@ def _compare_relatively() -> None:
     grader.sympy_numeric_eq = relatively
 
 
+@cache
 def _speed_up_the_grammar() -> None:
     """Two short cuts to the same parse, five times as fast on the benchmarks' golds.
 
