@@ -34,18 +34,18 @@ VARIANTS = {  # gold → ways to write it, and what only looks like it
     "50\\%": "50|0.5|\\frac12|0.5\\%",
     "\\frac{1}{3}": "0.333333|0.33|33.3333\\%|2/6",
 }
-Row = dict[str, Any]  # kind, task, question, gold, answer
+Row = dict[str, Any]  # kind, task, id, question, gold, answer
 
 
 def rows(data: str, every: bool) -> list[Row]:
     out = [
-        {"kind": "variant", "task": "", "question": None, "gold": gold, "answer": answer}
+        {"kind": "variant", "task": "", "id": "", "question": None, "gold": gold, "answer": answer}
         for gold, answers in VARIANTS.items()
         for answer in re.split(r"(?<!\\)\|", answers)
     ]
     for task, limit in TASKS.items():
         for p in load_task(task, data, limit):
-            row = {"task": task, "question": p.question, "gold": p.answer}
+            row = {"task": task, "id": p.id, "question": p.question, "gold": p.answer}
             out.append({"kind": "gold", **row, "answer": p.answer})
             formulas = dict.fromkeys(next(filter(None, m.groups())).strip() for m in SPAN.finditer(p.question))
             longest = max(formulas, key=len, default="")
@@ -73,18 +73,21 @@ def judge_at(revision: str, asked: list[Row]) -> list[list[Any]]:
 
 
 def compared(asked: list[Row], before: list[list[Any]], after: list[list[Any]]) -> dict[str, Any]:
-    """Counts of right answers by kind and task, and the changed verdicts; questions stay where they are."""
+    """Counts of right answers by kind and task, and the changed verdicts. Those on a problem are printed with their text and
+    kept by its id: the benchmarks' own words stay where they are."""
     right: dict[str, list[int]] = {}
-    changed: Counter[tuple[str, ...]] = Counter()
+    changed: Counter[str] = Counter()
     for row, (was, _), (now, reason) in zip(asked, before, after):
         entry = right.setdefault(f"{row['kind']} {row['task']}".strip(), [0, 0, 0])
         for i, count in enumerate((1, was == 1, now == 1)):
             entry[i] += count
         if was != now:
-            changed[row["kind"], row["task"], row["gold"], row["answer"], f"{was} → {now} ({reason})"] += 1
+            text, verdict = f"{row['gold']} | {row['answer']}", f"{was} → {now} ({reason})"
+            print(row["kind"], row["id"], text, verdict, sep=" | ")
+            changed[" | ".join([row["kind"], row["id"] or text, verdict])] += 1
     return {
         "right": {key: dict(zip(("judged", "before", "after"), counts)) for key, counts in right.items()},
-        "changed": [" | ".join(filter(None, key)) + (f" ×{n}" if n > 1 else "") for key, n in changed.items()],
+        "changed": [key + (f" ×{n}" if n > 1 else "") for key, n in changed.items()],
     }
 
 
@@ -101,8 +104,6 @@ def main() -> None:
         return
     asked = rows(args.data, args.every)
     found = compared(asked, judge_at(args.against, asked), judge(asked))
-    for line in found["changed"]:
-        print(line)
     for name, counts in found["right"].items():
         print(f"{name}: {counts}")
     against = subprocess.run(["git", "rev-parse", "--short", args.against], capture_output=True, text=True, check=True)

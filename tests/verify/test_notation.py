@@ -4,7 +4,7 @@ import logging
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sage_rlvr.verify import Verifier, extract_answer
@@ -12,7 +12,7 @@ from sage_rlvr.verify.judge import MathJudge
 from sage_rlvr.verify.notation import as_share, equations, plain, tidy, without_percent, without_unit
 from sage_rlvr.verify.question import read_for, repeats
 
-STEADY = settings(derandomize=True, deadline=None, max_examples=60)
+STEADY = settings(derandomize=True, deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 NOT_FIVE = [
     "1+1=5", "6 = 5", "0=5", "1+1=2=5", "x+1=5", r"\sqrt{4}=5", r"\pi=5", "6 | 5", r"6 \mid 5", r"6 \lor 5", r"6 \land 5",
     r"6 \to 5", r"6 \implies 5", r"\neg 5", r"\le 5", r"\ge 5", "6 & 5", r"6 \\ 5", r"6 \lor \frac{5}{1}", r"5\%", "5%",
@@ -128,7 +128,7 @@ PIECES = st.sampled_from(
 TEXTS = st.one_of(st.text(max_size=300), st.lists(PIECES, max_size=60).map("".join))
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(STEADY, max_examples=300)
 @given(TEXTS, TEXTS, TEXTS)
 def test_no_text_raises_outside_the_pool(question, gold, answer):
     """These run in the trainer's own process, without a limit."""
@@ -139,15 +139,15 @@ def test_no_text_raises_outside_the_pool(question, gold, answer):
         read(answer)
 
 
-@settings(derandomize=True, deadline=None, max_examples=4)
+@settings(STEADY, max_examples=3)
 @given(
     st.lists(
-        st.tuples(TEXTS, st.sampled_from(["5", r"\frac{1}{2}", "x^2", "(1,2)", r"50\%"])), min_size=30, max_size=30
+        st.tuples(TEXTS, st.sampled_from(["5", r"\frac{1}{2}", "x^2", "(1,2)", r"50\%"])), min_size=20, max_size=20
     )
 )
 def test_no_text_raises_or_hangs_the_pool(pairs):
     texts, golds = zip(*pairs)
-    verdicts = _verifier().judge([f"<SOLUTION>{t}</SOLUTION>" for t in texts], golds, ["What is $5+x^2$?"] * 30)
+    verdicts = _verifier().judge([f"<SOLUTION>{t}</SOLUTION>" for t in texts], golds, ["What is $5+x^2$?"] * 20)
     assert all(v.score in (0.0, 1.0) for v in verdicts)
 
 

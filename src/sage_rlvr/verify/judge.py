@@ -10,6 +10,7 @@ in it, and find the 5 of ``\neg 5``. Then ``math_verify.verify(gold, answer)``, 
 """
 
 import re
+from functools import cache
 from itertools import dropwhile, pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -57,6 +58,9 @@ class MathJudge:
 
     def __init__(self) -> None:
         # Once, in the template: workers are forked with all this done.
+        from math_verify import LatexExtractionConfig
+
+        self._whole = [LatexExtractionConfig(boxed_match_priority=0)]
         _speed_up_the_grammar()
         _compare_relatively()
         for text in _SHAPES:
@@ -96,23 +100,19 @@ class MathJudge:
         return verify(gold, answer, timeout_seconds=None, allow_set_relation_comp=True)
 
     def _parse(self, text: str) -> list[Any]:
-        from math_verify import LatexExtractionConfig, parse
+        from math_verify import parse
 
-        how: Any = {
-            "extraction_config": [LatexExtractionConfig(boxed_match_priority=0)],
-            "extraction_mode": "first_match",
-        }
-        return [x for s in spellings(text) for x in parse(rf"\boxed{{{s}}}", parsing_timeout=None, **how)]
+        how = {"extraction_config": self._whole, "extraction_mode": "first_match", "parsing_timeout": None}
+        return [x for spelling in spellings(text) for x in parse(rf"\boxed{{{spelling}}}", **how)]
 
 
+@cache  # Math-Verify is changed once in a process, however many judges there are
 def _compare_relatively() -> None:
     """Math-Verify rounds to six decimals and drops what is below 1e-15, so that 0 and 1e-7, 1e-23 and 2e-23 were equal."""
     from math_verify import grader
     from sympy import MatrixBase, MatrixExpr, N
 
     absolutely = grader.sympy_numeric_eq
-    if absolutely.__name__ == "relatively":
-        return
 
     def relatively(a: Any, b: Any, *precision: int) -> bool:
         if not absolutely(a, b, *precision):
@@ -125,6 +125,7 @@ def _compare_relatively() -> None:
     grader.sympy_numeric_eq = relatively
 
 
+@cache
 def _speed_up_the_grammar() -> None:
     """Two short cuts to the same parse, five times as fast on the benchmarks' golds.
 
