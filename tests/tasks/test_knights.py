@@ -274,7 +274,7 @@ def test_hostile_answers_are_wrong_at_once():
     start = time.monotonic()
     for text in texts:
         assert make_scorer("knights-knaves").score([f"<SOLUTION>{text}</SOLUTION>"], [gold]) == [0.0]
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 300  # a megabyte read quadratically takes hours
 
 
 @pytest.mark.parametrize("bad", ["", "{}", '{"names": ["A"], "solution": []}', '{"names": [], "solution": []}', "[]"])
