@@ -1,0 +1,5 @@
+"""All of them, by room."""
+
+from tests.mutants import anchor, head, statistics, store, train, verify, verl
+
+MUTANTS = [mutant for room in (anchor, head, train, verify, store, statistics, verl) for mutant in room.MUTANTS]
