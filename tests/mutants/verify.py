@@ -38,8 +38,8 @@ MUTANTS = [
         VERIFIER,
         (
             "a pair is judged as often as it is asked for",
-            "for pair in dict.fromkeys(item for item in batch.items if isinstance(item, tuple)):",
-            "for pair in (item for item in batch.items if isinstance(item, tuple)):",
+            "for pair in dict.fromkeys(",
+            "for pair in list(",
             "test_identical_pairs_are_judged_once",
         ),
         (
