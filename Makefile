@@ -11,7 +11,7 @@ VLLM_VENV ?= .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 CODE := src tests tests_verl tests_vllm benchmarks examples
 
-.PHONY: test test-verl test-vllm demo docs results lint format clean browser
+.PHONY: test test-verl test-vllm mutants demo docs results lint format clean browser
 
 # The stamp is touched only after a whole install, so an interrupted one is simply done again. Modules are compiled as they are
 # imported: of some 56,000 in the three environments most never are.
@@ -62,6 +62,11 @@ else
 test-vllm:
 	@echo "tests_vllm is skipped: vLLM's CPU build is for Linux"
 endif
+
+# Mistakes made on purpose in copies of the source, each of which some test must notice (tests/mutants/). Minutes; not part of test.
+mutants: $(STAMP) $(VERL_STAMP)
+	$(BIN)/python -m tests.mutants.run tests $(ONLY)
+	$(VERL_VENV)/bin/python -m tests.mutants.run tests_verl $(ONLY)
 
 # The report page is tested in Chromium: taken from Debian where we may, else those tests skip and say so.
 browser:

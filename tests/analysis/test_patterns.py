@@ -76,7 +76,7 @@ def test_no_text_takes_long(text):
     start = time.monotonic()
     for detector in PATTERNS.values():
         detector.search(text)
-    assert time.monotonic() - start < 5  # a quadratic one takes hours
+    assert time.monotonic() - start < 300  # a quadratic one takes hours: no machine is too busy for this guard
 
 
 @pytest.mark.parametrize("name", HINTS)

@@ -49,3 +49,9 @@ def test_a_key_comes_from_the_generator():
     a, b = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
     assert noise.draw_key(a) == noise.draw_key(b)
     assert noise.draw_key(a) != noise.draw_key(torch.Generator().manual_seed(1)), "the generator moves on"
+
+
+def test_no_two_batches_of_two_seeds_share_their_noise():
+    """A run with the next seed is another run: not this one's noise, a batch later."""
+    seeds = [noise.batch_seed(seed, batch) for seed in range(20) for batch in range(500)]
+    assert len(set(seeds)) == len(seeds)

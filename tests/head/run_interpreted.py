@@ -16,7 +16,9 @@ import triton
 import triton.language as tl
 
 from sage_rlvr.head import functions, kernels, logps_and_entropies, softmax, tiles
+from sage_rlvr.head.softmax import limit
 from tests.head.exact import Case, answer, draw, off
+from tests.head.test_reference import rising
 
 
 @triton.jit
@@ -68,6 +70,7 @@ def cases():
     yield "frozen, bf16", draw(7, 24, 700, spread=0.3, **half), {}
     yield "frozen, capped, biased, bf16", draw(5, 24, 700, spread=0.3, bias=True, **half), capped
     yield "frozen, late logits", late(draw(6, 8, 512)), {"chunk": (4, 128)}
+    yield "frozen, the reference moves", rising(draw(6, 8, 512, sure=0.0), limit(torch.float32)), {"chunk": (4, 128)}
     yield "frozen, wide", draw(2, 8, 5000, spread=0.5), {}
     yield "frozen, many tiles", draw(5, 1030, 300, spread=0.02), {"chunk": (3, 128)}
     yield "frozen, masked", draw(6, 8, 300), {"mask_N": torch.tensor([1, 0, 1, 0, 0, 1])}

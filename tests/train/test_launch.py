@@ -179,8 +179,7 @@ def gone(pid):
 def test_ctrl_c_ends_every_process(tmp_path):
     call = f"launch(['sleep', {str(tmp_path)!r}], 'cpu', 2, 'tests.train.run_exit')"
     process = started(["-c", f"import sys; from sage_rlvr.train.launch import launch; sys.exit({call})"], ROOT)
-    until(lambda: len(list(tmp_path.glob("rank*"))) == 2, process, "start")
-    time.sleep(0.5)  # both files have their text
+    until(lambda: sum(bool(p.read_text()) for p in tmp_path.glob("rank*")) == 2, process, "start")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=1200)
     assert process.returncode == 130

@@ -53,6 +53,13 @@ class DeadlyJudge:
         return answer == gold
 
 
+class PlainJudge(DeadlyJudge):
+    """No command is obeyed."""
+
+    def is_right(self, gold, answer):
+        return answer == gold
+
+
 def _hang():
     deque(itertools.repeat(0), maxlen=0)  # a loop in C: no signal handler of Python's ever runs
 

@@ -23,12 +23,12 @@ def state(pid):
         return None
 
 
-def gone(*pids, within_s=30):
+def gone(*pids, within_s=300):
     """Whether all of them end, or are zombies of somebody else's, before we lose patience."""
     return eventually(lambda: all(state(pid) in (None, "Z") for pid in pids), within_s)
 
 
-def eventually(condition, within_s=30):
+def eventually(condition, within_s=300):
     end = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > end:

@@ -181,7 +181,7 @@ def peak_mb(pid):
 
 def test_a_gold_that_cannot_be_read_is_unverifiable_not_wrong():
     golds = ["", "  ", None, "7" * 3000, ".", r"\begin{pmatrix}1\end{pmatrix}"]
-    with Verifier(workers=1) as verifier:
+    with Verifier(workers=1, timeout_s=600) as verifier:
         verdicts = verifier.judge([r"\boxed{5}"] * len(golds), golds)
         assert verifier.judge(["no answer either"], [""])[0].score is None
     assert [v.score for v in verdicts] == [None] * 5 + [0.0]
@@ -193,7 +193,11 @@ def test_nothing_is_printed_or_left_behind(tmp_path):
 from sage_rlvr.verify import Verifier
 v = Verifier(workers=2, timeout_s=0.5)
 texts = [r"\boxed{x^{x}}", r"\boxed{9^{9^{9^9}}}", "<SOLUTION>\\frac{1}{", r"\boxed{\text{a}}"]
-print(v.score(texts, ["x", "5", "6", r"\text{a}"]))
+for _ in range(300):  # a busy machine may not read a gold, or a harmless answer, in half a second
+    verdicts = v.judge(texts, ["x", "5", "6", r"\text{a}"])
+    if not any("gold" in x.reason for x in verdicts) and verdicts[-1].reason != "timeout":
+        break
+print([x.score for x in verdicts])
 print(v._pool._template._process.pid)
 """
     done = subprocess.run(

@@ -24,7 +24,7 @@ def boxed(answers):
 
 @pytest.fixture
 def verifier():
-    with Verifier(workers=2, timeout_s=20, judge_path=DEADLY) as v:
+    with Verifier(workers=2, timeout_s=600, judge_path=DEADLY) as v:
         yield v
 
 
@@ -37,7 +37,7 @@ def test_order_is_kept(verifier):
 
 def test_identical_pairs_are_judged_once():
     # "calls 1" is right only in the worker's first call, "golds 2" only while it has parsed two golds.
-    with Verifier(workers=1, judge_path=DEADLY) as verifier:
+    with Verifier(workers=1, timeout_s=600, judge_path=DEADLY) as verifier:
         assert verifier.score(boxed(["calls 1"] * 50), ["x"] * 50) == [1.0] * 50
         assert verifier.score(boxed(["calls 1", "calls 2"]), ["x", "x"]) == [1.0, 1.0]  # the first from the cache
         assert verifier.score(boxed(["calls 3"]), ["y"]) == [1.0]
@@ -45,10 +45,10 @@ def test_identical_pairs_are_judged_once():
 
 
 def test_the_cache_is_bounded_and_can_be_off():
-    with Verifier(workers=1, judge_path=DEADLY, cache_size=10) as verifier:
+    with Verifier(workers=1, timeout_s=600, judge_path=DEADLY, cache_size=10) as verifier:
         verifier.score(boxed([f"{i}" for i in range(100)]), ["x"] * 100)
         assert len(verifier._cache) == 10
-    with Verifier(workers=1, judge_path=DEADLY, cache_size=0) as verifier:
+    with Verifier(workers=1, timeout_s=600, judge_path=DEADLY, cache_size=0) as verifier:
         assert verifier.score(boxed(["calls 1"]), ["x"]) + verifier.score(boxed(["calls 1"]), ["x"]) == [1.0, 0.0]
 
 
@@ -174,7 +174,7 @@ def test_in_a_daemonic_process(verifier, method):
 def test_pickle_carries_the_settings_and_no_process(verifier):
     assert verifier.score(boxed("a"), ["a"]) == [1.0]
     with pickle.loads(pickle.dumps(verifier)) as copy:
-        assert (copy.workers, copy.timeout_s, copy.judge_path, copy._pool) == (2, 20, DEADLY, None)
+        assert (copy.workers, copy.timeout_s, copy.judge_path, copy._pool) == (2, 600, DEADLY, None)
         assert copy.score(boxed("b"), ["b"]) == [1.0]
         assert template_pid(copy) != template_pid(verifier)
     other = Verifier(3, 1.5, 300, 10, 11, True, DEADLY, 12)
@@ -182,7 +182,7 @@ def test_pickle_carries_the_settings_and_no_process(verifier):
 
 
 def test_close_and_the_garbage_collector_leave_no_process():
-    verifier = Verifier(workers=2, judge_path=DEADLY)
+    verifier = Verifier(workers=2, timeout_s=600, judge_path=DEADLY)
     verifier.score(boxed("ab"), [*"ab"])
     pids = [template_pid(verifier), *children(template_pid(verifier))]
     verifier.close()

@@ -1,0 +1,243 @@
+"""metrics.py, evaluate/intervals.py and the studies' statistics."""
+
+from tests.mutants.mutant import within
+
+METRICS, BANDS, DRAWN = "tests/test_metrics.py", "tests/evaluate/test_bands.py", "tests/study/test_drawn.py"
+
+MUTANTS = [
+    *within(
+        "metrics.py",
+        METRICS,
+        (
+            "pass@k is off by one",
+            "factors = np.arange(budget + 1, int(n_.max()) + 1)",
+            "factors = np.arange(budget + 2, int(n_.max()) + 2)",
+            "test_pass_at_k_is_brute_force_over_all_subsets",
+        ),
+        (
+            "fewer misses than k still miss",
+            "out[here] = np.where(wrong >= budget, with_miss, 1.0)",
+            "out[here] = with_miss",
+            "test_pass_at_k_is_brute_force_over_all_subsets",
+        ),
+        (
+            "a tie counts in full",
+            "share = (winners & is_right).sum(1) / np.maximum(winners.sum(1), 1)",
+            "share = (winners & is_right).any(1)",
+            "test_mean_and_majority_against_enumeration",
+        ),
+        (
+            "net discovery over what changed",
+            "srr, ndr = _ratio(p, p + s), _ratio(e, p + e)",
+            "srr, ndr = _ratio(p, p + s), _ratio(e, e + s)",
+            "test_support_by_hand",
+        ),
+        (
+            "the paired difference is turned around",
+            "        x = x - y",
+            "        x = y - x",
+            "test_unpaired_interval_covers_and_pairing_is_narrower",
+        ),
+        (
+            "intervals are not widened by n/(n − 1)",
+            "widen = np.sqrt(x.size / (x.size - 1))",
+            "widen = 1.0",
+            "test_kept_draws_are_those_of_plain_resampling",
+        ),
+        (
+            "95% intervals leave out 5% on each side",
+            "np.quantile(means, [(1 - level) / 2, (1 + level) / 2])",
+            "np.quantile(means, [1 - level, level])",
+            "test_kept_draws_are_those_of_plain_resampling",
+        ),
+    ),
+    *within(
+        "evaluate/intervals.py",
+        "tests/evaluate/test_results.py",
+        (
+            "bands are not widened by P/(P − 1)",
+            "np.sqrt(size / (size - 1))",
+            "1.0",
+            "test_bands_are_the_bootstrap_of_metrics",
+        ),
+        (
+            "the ends are those of all K numbers together",
+            "x.min(0), x.max(0))",
+            "x.min(), x.max())",
+            f"{BANDS}::test_a_band_ends_where_its_own_numbers_do",
+        ),
+        (
+            "all tasks are drawn alike",
+            "np.random.default_rng([seed, i])",
+            "np.random.default_rng([seed])",
+            f"{BANDS}::test_tasks_are_drawn_apart",
+        ),
+        (
+            "the tasks' mean has the spread of their sum",
+            "np.mean([d - c for d, c in zip(draws, centre)], axis=0)",
+            "np.sum([d - c for d, c in zip(draws, centre)], axis=0)",
+            "test_bands_are_the_bootstrap_of_metrics",
+        ),
+    ),
+    *within(
+        "study/frontier.py",
+        "tests/study/test_frontier.py",
+        (
+            "a point must be worse on both axes to be beaten",
+            "((x < other_x) | (y < other_y))",
+            "((x < other_x) & (y < other_y))",
+            "test_best_is_what_nothing_beats",
+        ),
+        (
+            "the line runs through beaten points",
+            "    keep = best(x, y)\n    order",
+            "    keep = np.ones(x.shape, bool)\n    order",
+            "test_the_frontier_is_straight_between_its_points",
+        ),
+        (
+            "heights are taken where one of the two has no frontier",
+            "np.maximum(low_a, low_b), np.minimum(high_a, high_b)",
+            "np.minimum(low_a, low_b), np.maximum(high_a, high_b)",
+            "test_the_area_of_a_trapezium",
+        ),
+        (
+            "problems are drawn for each point by itself",
+            "            rows = shares(rng, p.x.shape[0], draws)",
+            "            rows, weights = shares(rng, p.x.shape[0], draws), shares(rng, problems, draws)",
+            "test_the_interval_is_no_wider_than_it_must_be",
+        ),
+        (
+            "seeds are not drawn",
+            "            rows = shares(rng, p.x.shape[0], draws)",
+            "            rows = np.full((draws, p.x.shape[0]), 1 / p.x.shape[0])",
+            f"{DRAWN}::test_an_interval_is_over_seeds_too",
+        ),
+        (
+            "95% intervals leave out 5% on each side",
+            "np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])",
+            "np.quantile(draws, [1 - level, level])",
+            f"{DRAWN}::test_an_interval_is_over_seeds_too",
+        ),
+    ),
+    *within(
+        "study/against.py",
+        "tests/study/test_against.py",
+        (
+            "three seeds spread as n, not n − 1",
+            "return (seeds / (seeds - 1)) ** 0.5 * t / z",
+            "return t / z",
+            "test_problems_are_paired_and_a_seed_is_one_model_on_all_tasks",
+        ),
+        (
+            "Student's freedom counts every seed",
+            "z, f = 1.96, 2 * (seeds - 1)",
+            "z, f = 1.96, 20 * seeds",
+            "test_problems_are_paired_and_a_seed_is_one_model_on_all_tasks",
+        ),
+        (
+            "two seeds are judged",
+            "if self.seeds < FEWEST:",
+            "if self.seeds < FEWEST - 1:",
+            "test_better_means_both_numbers_and_three_seeds",
+        ),
+        (
+            "better on one is better on both",
+            "if sides[0] == sides[1]:",
+            'if sides[0] == sides[1] or "above" in sides:',
+            "test_better_means_both_numbers_and_three_seeds",
+        ),
+        (
+            "a seed is another model on every task",
+            "again[task, v] = np.stack([((rows @ grid)",
+            "rows = 1 / count + _wider(count) * (shares(rng, count, draws) - 1 / count)\n"
+            "            again[task, v] = np.stack([((rows @ grid)",
+            "test_problems_are_paired_and_a_seed_is_one_model_on_all_tasks",
+        ),
+        (
+            "a difference has the seeds of the variant, not of the fewer",
+            "min(n, self.seeds[reference])",
+            "n",
+            "test_means_and_differences_by_hand",
+        ),
+        (
+            "a difference is found every second time",
+            "DETECTED = 1 + 0.84 / 1.96",
+            "DETECTED = 1.0",
+            "test_a_difference_of_that_size_is_found_four_times_in_five",
+        ),
+    ),
+    *within(
+        "study/matched.py",
+        "tests/study/test_matched.py",
+        (
+            "points that draws put outside of the frontier are judged",
+            "astray[j] > ASTRAY",
+            "astray[j] > 1",
+            "test_a_point_that_draws_put_outside_of_the_frontier_is_not_judged",
+        ),
+        (
+            "six settings at 95% each",
+            "level = 1 - 0.05 / len(points)",
+            "level = 0.95",
+            "test_arm_against_arm_at_the_same_setting",
+        ),
+        (
+            "an arm is held to another setting's",
+            "own[:, i] - other[:, j]",
+            "own[:, i] - other[:, i]",
+            f"{DRAWN}::test_arms_are_met_by_their_setting_not_by_their_place",
+        ),
+        (
+            "the frontier is taken as known",
+            "gains, astray = ys - frontier_at(*frontier, inside)",
+            "gains, astray = ys - frontier_at(*against, plain[0])",
+            "test_the_interval_is_over_seeds_and_problems",
+        ),
+        (
+            "better on one is better on both",
+            "self.pass_1.low > 0 and self.pass_n.low > 0",
+            "self.pass_1.low > 0 or self.pass_n.low > 0",
+            "test_arm_against_arm_at_the_same_setting",
+        ),
+    ),
+    *within(
+        "study/distance.py",
+        "tests/study/test_distance.py",
+        (
+            "the curve is a cubic in the KL, not in its root",
+            "root = np.sqrt([max(r.kl, 0.0) for r in runs])",
+            "root = np.array([max(r.kl, 0.0) for r in runs])",
+            "test_the_curve_is_numpys_fit_through_the_references_alone",
+        ),
+        (
+            "runs beyond the references are judged",
+            "judged = (root >= root[own].min()) & (root <= root[own].max())",
+            "judged = root >= root[own].min()",
+            "test_runs_beyond_the_references_are_not_judged",
+        ),
+        (
+            "four arms are a curve",
+            "<= DEGREE + 1:",
+            "<= DEGREE:",
+            "test_too_few_references_are_no_curve",
+        ),
+        (
+            "seeds that were not drawn weigh all the same",
+            "above = (y - curve @ design.T) * times",
+            "above = y - curve @ design.T",
+            f"{DRAWN}::test_a_run_weighs_as_often_as_it_was_drawn",
+        ),
+        (
+            "the family is on its own curve",
+            "x, w = design[own], times[:, own]",
+            "own = own | True\n    x, w = design[own], times[:, own]",
+            "test_the_curve_is_numpys_fit_through_the_references_alone",
+        ),
+        (
+            "the KL of the first fifth of training",
+            "logged[-max(1, round(LAST * len(logged))) :]",
+            "logged[: max(1, round(LAST * len(logged)))]",
+            f"{DRAWN}::test_the_kl_is_that_of_the_end_of_training",
+        ),
+    ),
+]

@@ -1,0 +1,45 @@
+"""integrations/verl/, whose tests have an environment of their own."""
+
+from tests.mutants.mutant import within
+
+SCALE = "tests_verl/test_scale.py"
+COUNTED, MEASURED = (
+    "test_a_schedule_advances_with_every_optimizer_step",
+    "test_metrics_are_of_the_whole_mini_batch_however_many_ranks_share_it",
+)
+
+MUTANTS = [
+    *within(
+        "integrations/verl/trainer.py",
+        SCALE,
+        ("ppo_epochs is left out of the schedule", ") * actor.ppo_epochs", ")", COUNTED),
+        (
+            "the schedule is a rollout batch ahead",
+            "return (self.global_steps - 1) * updates",
+            "return self.global_steps * updates",
+            COUNTED,
+        ),
+    ),
+    *within(
+        "integrations/verl/loss.py",
+        SCALE,
+        (
+            "metrics are not scaled by the data-parallel size",
+            'float(mask.sum()) * data["dp_size"] / max(data["batch_num_tokens"], 1)',
+            'float(mask.sum()) / max(data["batch_num_tokens"], 1)',
+            MEASURED,
+        ),
+        (
+            "micro-batches weigh alike, however many tokens they have",
+            "value=value if name in ends else value * share",
+            "value=value",
+            MEASURED,
+        ),
+        (
+            "the batch in verl's hands is shaped",
+            "shaped = data.copy()",
+            "shaped = data",
+            "test_the_batch_in_verls_hands_is_not_shaped",
+        ),
+    ),
+]

@@ -1,0 +1,73 @@
+"""What rewards become, at the edges: groups all alike, groups without a score, rows of another width."""
+
+import math
+
+import pytest
+import torch
+
+from sage_rlvr.train import rollouts
+
+NAN = float("nan")
+
+
+def log_beta_pdf(p, a, b):
+    return (a - 1) * math.log(p) + (b - 1) * math.log(1 - p) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+
+
+@pytest.mark.parametrize("right", [1, 2, 3])
+def test_a_beta_fitted_to_groups_all_alike_is_held(right):
+    """Their variance is 0, and a + b would be infinite: 100 is as sharp as it gets, a = 100·p and b = 100·(1 − p)."""
+    p, group = right / 4, [1.0] * right + [0.0] * (4 - right)
+    got = rollouts.beta_advantage(torch.tensor(group * 3), 4)
+    density = math.exp(log_beta_pdf(p, 1 + 100 * p / 3, 1 + 100 * (1 - p) / 3))
+    assert got.tolist() == pytest.approx([(r - p) / density for r in group] * 3, rel=1e-5)
+    blunt = rollouts.beta_advantage(torch.tensor(group * 3), 4, sharpest=0.0)
+    assert blunt.tolist() == pytest.approx([r - p for r in group] * 3), "held at 0 it is uniform: r − p"
+
+
+def test_what_cannot_be_scored_moves_no_mean():
+    with_gap = rollouts.beta_advantage(torch.tensor([1, 0, 1, NAN, 1, 0, 0, 0]), 4)
+    p = [2 / 3, 1 / 4]
+    mean = sum(p) / 2
+    both = mean * (1 - mean) / (sum((x - mean) ** 2 for x in p) / 2) - 1
+    densities = [math.exp(log_beta_pdf(x, 1 + mean * both / 3, 1 + (1 - mean) * both / 3)) for x in p]
+    rewards = ((1, 0, 1), (1, 0, 0, 0))
+    first, second = ([(r - x) / d for r in group] for x, d, group in zip(p, densities, rewards))
+    assert with_gap.tolist() == pytest.approx([*first, 0.0, *second], rel=1e-5)
+
+
+def test_a_wrong_twin_takes_nothing():
+    """The same extracted answer, wrong in another completion (cut at the limit, say): it is not paid, and does not share."""
+    rewards = torch.tensor([1.0, 0.0, 1.0, 0.0])
+    assert rollouts.coverage_factor(rewards, ["a", "a", "b", None], 4, 1.0).tolist() == [1, 1, 1, 1]
+
+
+def test_a_group_is_flat_unless_two_scores_differ():
+    groups = [[1, 1, 1], [0, 1, 0], [NAN, 1, 1], [NAN, 0, 1], [NAN, NAN, NAN], [NAN, NAN, 0]]
+    flat = rollouts.flat_groups(torch.tensor(groups).flatten(), 3)
+    assert flat.tolist() == [True, False, True, False, True, True]
+
+
+@pytest.mark.parametrize("fresh_is_wider", [True, False])
+def test_a_replaced_group_keeps_its_padding_on_its_side(fresh_is_wider):
+    """Prompts are padded on the left, completions on the right; ids with the pad id, the rest with 0."""
+    narrow = {"prompt_ids": [[5, 6], [9, 7]], "prompt_mask": [[1, 1], [0, 1]], "completion_ids": [[3, 4], [3, 9]],
+              "completion_mask": [[1, 1], [1, 0]], "advantages": [1.0, 2.0]}  # fmt: skip
+    broad = {"prompt_ids": [[1, 2, 3], [9, 9, 4]], "prompt_mask": [[1, 1, 1], [0, 0, 1]],
+             "completion_ids": [[7, 8, 9], [7, 7, 7]], "completion_mask": [[1, 1, 0], [1, 1, 1]],
+             "advantages": [3.0, 4.0]}  # fmt: skip
+    batch, fresh = ({k: torch.tensor(v) for k, v in rows.items()} for rows in (narrow, broad))
+    if not fresh_is_wider:
+        batch, fresh = fresh, batch
+    before = {k: v.clone() for k, v in batch.items()}
+    out = rollouts.replace_groups(batch, fresh, torch.tensor([1]), torch.tensor([0]), 1, pad_id=9)
+    rows = {k: v.tolist() for k, v in out.items()}
+    short, long = (
+        (0, 1) if fresh_is_wider else (1, 0)
+    )  # which row came from the narrow batch, and which from the broad one
+    assert (rows["prompt_ids"][short], rows["prompt_ids"][long]) == ([9, 5, 6], [1, 2, 3])
+    assert (rows["prompt_mask"][short], rows["prompt_mask"][long]) == ([0, 1, 1], [1, 1, 1])
+    assert (rows["completion_ids"][short], rows["completion_ids"][long]) == ([3, 4, 9], [7, 8, 9])
+    assert (rows["completion_mask"][short], rows["completion_mask"][long]) == ([1, 1, 0], [1, 1, 0])
+    assert (rows["advantages"][short], rows["advantages"][long]) == (1.0, 3.0)
+    assert all(torch.equal(batch[k], v) for k, v in before.items()), "the batch it came from is as it was"
