@@ -292,14 +292,14 @@ def test_a_stage_killed_while_merging_merges_again(tmp_path, base, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run_sft(run, config(tmp_path / "sft"), ROWS)
     monkeypatch.undo()
-    monkeypatch.setattr("sage_rlvr.train.sft.SFTTrainer", None)  # nothing is trained again
+    monkeypatch.setattr("sage_rlvr.train.sft.StageTrainer", None)  # nothing is trained again
     assert run_sft(run, config(tmp_path / "sft"), ROWS).name == "merged"
 
 
 def test_a_finished_stage_is_reused_and_changed_settings_are_refused(tmp_path, base, monkeypatch):
     out = tmp_path / "sft"
     first = run_sft(SFTRun(model=str(base)), config(out, max_steps=2), ROWS)
-    monkeypatch.setattr("sage_rlvr.train.sft.SFTTrainer", None)
+    monkeypatch.setattr("sage_rlvr.train.sft.StageTrainer", None)
     # what shapes no weights may change
     assert run_sft(SFTRun(model=str(base)), config(out, max_steps=2, logging_steps=5, save_steps=1), ROWS) == first
     changed = {

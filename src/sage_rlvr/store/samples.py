@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sage_rlvr import lock
 from sage_rlvr.errors import UserError
-from sage_rlvr.store import lock
 from sage_rlvr.store.keys import Keys
 from sage_rlvr.store.settings import WEIGHTS, plain, refuse_other
 

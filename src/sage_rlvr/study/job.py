@@ -18,6 +18,7 @@ from sage_rlvr import extensions
 from sage_rlvr.errors import UserError
 from sage_rlvr.models import write_whole
 from sage_rlvr.models.folders import whole_folder
+from sage_rlvr.processes import identity
 from sage_rlvr.study.plan import Study, read_folder
 
 STATUS = "status.json"
@@ -43,7 +44,7 @@ def main(out: str, run: str) -> int:
     started = time.time()
 
     def say(state: str, stage: str, **more: Any) -> None:
-        now = {"state": state, "stage": stage, "pid": os.getpid(), "started": started, "updated": time.time(), **more}
+        now = {"state": state, "stage": stage, **identity(), "started": started, "updated": time.time(), **more}
         write_whole(folder / STATUS, json.dumps(now) + "\n")
 
     stage = "start"

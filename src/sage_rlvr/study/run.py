@@ -11,14 +11,14 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from sage_rlvr.processes import alive
+from sage_rlvr import lock
+from sage_rlvr.processes import lives
 from sage_rlvr.study.job import START, STATUS
 from sage_rlvr.study.plan import Study, load_study, open_folder, read_folder
 from sage_rlvr.study.warm import Forked, Warm
 
 LOG = "job.log"
-
-
+LOCK = "writer.lock"  # one study run a folder
 JOB_MEMORY = 2 << 30  # bytes a run needs on a machine without a GPU: mostly Python and torch themselves
 TRAINING = 0.85  # of a run's work; the rest is its evaluation
 
@@ -47,19 +47,25 @@ def run_study(
     failed. ``watch`` is called about twice a second; ``only`` is a pattern of runs, as in "grpo*-s0"; ``admit``, told how many
     run already, says whether one more may start now."""
     study, out = load_study(source), Path(out)
+    with lock.held(out / LOCK):
+        return study, _run_alone(study, out, jobs or default_jobs(), watch, only, admit)
+
+
+def _run_alone(
+    study: Study, out: Path, jobs: int, watch: Callable[[Study, Path], None] | None, only: str,
+    admit: Callable[[int], bool] | None,
+) -> list[str]:  # fmt: skip
     open_folder(study, out)
-    jobs = jobs or default_jobs()
     took = _took(study, out)
     order = sorted(study.runs()[1:], key=lambda run: _turn(study, run, took))
     missing = _unfinished(out, ["base", *(run for run in order if fnmatch(run, only))])
     others = len(missing) - ("base" in missing)
     warm = Warm(_environment(jobs)) if others > jobs else None  # it imports while the base is made
     try:
-        failed = _run(study, out, missing, jobs, watch, warm, admit)
+        return _run(study, out, missing, jobs, watch, warm, admit)
     finally:
         if warm is not None:
             warm.close()
-    return study, failed
 
 
 def _took(study: Study, out: Path) -> dict[str, float]:
@@ -97,11 +103,11 @@ def _run(
                 waiting.clear()
             begin = made and (warm is None or not warm.importing())
             for run in [run for run in waiting if begin or run == "base"]:
-                state = status_of(out, run)["state"]
-                if state == "done":
+                status = status_of(out, run)
+                if status["state"] == "done":
                     waiting.remove(run)
-                elif state == "running" or len(running) == jobs:  # running: what a killed study left is still ending
-                    continue
+                elif len(running) == jobs or (status["state"] == "running" and lives(status)):
+                    continue  # what a killed study left is still ending; one of another machine is its own locks' affair
                 elif admit is None or admit(len(running)):
                     waiting.remove(run)
                     slots[run] = min(set(range(jobs)) - {slots[r] for r in running})
@@ -158,9 +164,10 @@ def status_of(out: Path, run: str) -> dict[str, Any]:
     """state: waiting, running, interrupted, failed or done; with the training step and its latest numbers where there are any."""
     try:
         status = json.loads((out / run / STATUS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        _ = status["state"], status["stage"]  # another shape says as little as no file
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {"state": "waiting", "stage": ""}
-    if status["state"] == "running" and not alive(status["pid"]):
+    if status["state"] == "running" and lives(status) is False:  # of another machine it is believed
         status["state"] = "interrupted"
     return status | _progress(out / run)
 

@@ -17,7 +17,7 @@ import time
 from importlib import import_module
 from pathlib import Path
 
-from sage_rlvr.processes import alive
+from sage_rlvr.processes import identity, lives
 from sage_rlvr.study import job
 
 NEEDED = (
@@ -34,11 +34,11 @@ class Forked:
     """A run that the warm process forked, handled like a subprocess: it is not our child, so its status says how it ended."""
 
     def __init__(self, pid: int, status: Path):
-        self.pid, self.status = pid, status
+        self.pid, self.status, self.who = pid, status, identity(pid)
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        if self.returncode is None and not alive(self.pid):
+        if self.returncode is None and not lives(self.who):
             try:
                 state = json.loads(self.status.read_text(encoding="utf-8"))["state"]
             except (OSError, ValueError):

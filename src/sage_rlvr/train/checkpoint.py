@@ -1,18 +1,19 @@
-"""What TRL's checkpoints leave out: the place inside the rollout buffer, the buffer, the guide, the prompt stream.
+"""What TRL's checkpoints leave out: the place inside the rollout buffer, the buffer, the guide, the prompt stream; and which
+checkpoints are whole (manifest.py)."""
 
-Our file is written before TRL's own, and trainer_state.json last: a checkpoint without a readable one was cut short.
-"""
-
-import json
 import os
+import shutil
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import Trainer
+from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.utils import RepeatSampler
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.train.manifest import CUT_SHORT, begin, fault, finish
 
 VERSION = 1
 
@@ -50,15 +51,53 @@ def load_state(checkpoint: str | Path, rank: int, world: int = 1) -> dict[str, A
 
 
 def last_complete(output_dir: str | Path, ours: bool = True) -> str | None:
-    """The newest checkpoint that was written to its end, with our state in it if it is ``ours``; one cut short by a kill is
-    passed over."""
-    numbered = [
-        (int(p.name.rpartition("-")[2]), p) for p in Path(output_dir).glob("checkpoint-*") if p.name[11:].isdigit()
-    ]
-    for _, path in sorted(numbered, reverse=True):
-        if _readable(path / "trainer_state.json") and (not ours or state_file(path, 0).is_file()):
-            return str(path)
-    return None
+    """The newest checkpoint that is whole, with our state in it if it is ``ours``."""
+    return next((str(path) for path in _newest_first(output_dir) if _usable(path, ours) and not fault(path)), None)
+
+
+def take_last_complete(output_dir: str | Path, ours: bool = True) -> str | None:
+    """The same, for a run that goes on from it: newer ones that are not whole are named and put out of the way, where neither
+    the rotation nor a later resume counts them. One that a kill cut short is removed, unless there is nothing else."""
+    faults: dict[Path, str] = {}
+    whole = None
+    for path in _newest_first(output_dir):
+        if (wrong := fault(path)) is not None:
+            faults[path] = wrong
+        elif _usable(path, ours):
+            whole = path
+            break
+    go_on = f"going on from {whole.name}" if whole else "there is no other, the run starts from its beginning"
+    for path, wrong in faults.items():
+        if whole and wrong == CUT_SHORT:
+            shutil.rmtree(path)
+            print(f"{path} {wrong}; {go_on}")
+        else:
+            kept = _moved(path, Path(output_dir, "damaged"))
+            print(f"{path} {wrong}; it is kept as {kept}; {go_on}")
+    return str(whole) if whole else None
+
+
+def refuse_damaged(checkpoint: str | Path) -> None:
+    """For one that was asked for by name."""
+    if wrong := fault(Path(checkpoint)):
+        raise UserError(
+            f"{checkpoint} {wrong}: resume from another (resume_from_checkpoint=True takes the newest whole one)."
+        )
+
+
+def _newest_first(output_dir: str | Path) -> list[Path]:
+    found = [p for p in Path(output_dir).glob("checkpoint-*") if p.name[11:].isdigit()]
+    return sorted(found, key=lambda p: int(p.name[11:]), reverse=True)
+
+
+def _usable(checkpoint: Path, ours: bool) -> bool:
+    return not ours or state_file(checkpoint, 0).is_file()
+
+
+def _moved(path: Path, to: Path) -> Path:
+    to.mkdir(exist_ok=True)
+    shutil.rmtree(to / path.name, ignore_errors=True)  # an earlier one of the same step
+    return path.rename(to / path.name)
 
 
 def set_aside(output_dir: str | Path) -> None:
@@ -72,11 +111,28 @@ def set_aside(output_dir: str | Path) -> None:
             path.rename(to / path.name)
 
 
-def _readable(path: Path) -> bool:
-    try:
-        return isinstance(json.loads(path.read_text()), dict)
-    except (OSError, ValueError):
-        return False
+class WholeCheckpoints(Trainer):
+    """Mixed into a trainer: its checkpoints end with a manifest, and older ones are deleted after that alone."""
+
+    def save_beside(self, checkpoint: Path) -> None:
+        """What this process adds to a checkpoint."""
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        output_dir = self._get_output_dir(trial=trial)
+        checkpoint = Path(output_dir) / f"checkpoint-{self.state.global_step}"
+        if self.args.should_save:
+            begin(checkpoint)
+        self.save_beside(checkpoint)
+        self.accelerator.wait_for_everyone()
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self.args.save_total_limit = limit
+        self.accelerator.wait_for_everyone()  # every process has written its part
+        if self.args.should_save:
+            finish(checkpoint)
+            rotate_checkpoints(output_dir, limit, self.state.best_model_checkpoint, use_mtime=True)
 
 
 class ResumableSampler(RepeatSampler):

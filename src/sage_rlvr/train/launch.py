@@ -7,8 +7,8 @@ for (``accelerate launch`` on CPU quietly starts one, and drops FSDP settings).
 
 import os
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.resources import as_file, files
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,12 +18,16 @@ import torch
 import torch.distributed as dist
 from accelerate.utils import patch_environment
 
+from sage_rlvr import lock
 from sage_rlvr.errors import UserError
 
 ASKED = "SAGE_RLVR_PROCESSES"  # in the environment of a process that was started here: how many there should be
 GRACE_S = 600  # after SIGTERM a rank finishes its step and writes a checkpoint; torchrun alone would kill it after 30 s
 FLAGS = ("--accelerate_config", "--num_processes")
 SHARDED = ("FSDP", "DEEPSPEED")
+LOCK = (
+    "_writer.lock"  # the underscore keeps it, and this machine's name, off the Hub: transformers uploads no such file
+)
 
 
 def take_flags(argv: list[str]) -> tuple[list[str], str | None, int | None]:
@@ -193,3 +197,22 @@ def same_everywhere(value: Any) -> Any:
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+@contextmanager
+def only_writer(folder: str | Path) -> Iterator[None]:
+    """No other training writes there meanwhile. All processes of this one are one owner: rank 0 holds the lock, and if it is
+    refused all are told."""
+    path, taken, refused = Path(folder, LOCK), False, None
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0:
+        try:
+            taken = lock.acquire(path, again=True)
+        except UserError as e:
+            refused = str(e)
+    if refused := same_everywhere(refused):
+        raise UserError(refused)
+    try:
+        yield
+    finally:
+        if taken:
+            lock.release(path)

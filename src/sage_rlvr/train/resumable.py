@@ -11,12 +11,19 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from sage_rlvr.anchor import Guide
-from sage_rlvr.train import rollouts
+from sage_rlvr.train import launch, rollouts
 from sage_rlvr.train.callbacks import SaveOnSigterm
-from sage_rlvr.train.checkpoint import ResumableSampler, last_complete, load_state, save_state
+from sage_rlvr.train.checkpoint import (
+    ResumableSampler,
+    WholeCheckpoints,
+    load_state,
+    refuse_damaged,
+    save_state,
+    take_last_complete,
+)
 
 
-class ResumableTrainer(GRPOTrainer):
+class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
     guide: Guide | None
     _stream: rollouts.PromptStream | None  # of DAPO's new prompts
     _sigterm: SaveOnSigterm
@@ -26,8 +33,7 @@ class ResumableTrainer(GRPOTrainer):
         names = ("data_source", "mini_repeat_count", "batch_size", "repeat_count", "shuffle", "seed")
         return ResumableSampler(**{name: getattr(theirs, name) for name in names})
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+    def save_beside(self, checkpoint: Path) -> None:
         inside = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
         state = {
             "step": self._step,
@@ -37,9 +43,7 @@ class ResumableTrainer(GRPOTrainer):
             "stream": self._stream.position if self._stream is not None else None,
             "guide": self.guide.state_dict() if self.guide is not None else None,
         }
-        save_state(folder, self.accelerator.process_index, state)
-        self.accelerator.wait_for_everyone()  # trainer_state.json, written next, says that all ranks have saved
-        super()._save_checkpoint(model, trial)
+        save_state(checkpoint, self.accelerator.process_index, state)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
@@ -62,17 +66,30 @@ class ResumableTrainer(GRPOTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """TRL's train. ``resume_from_checkpoint=True`` takes the newest checkpoint that is whole, or starts if there is none."""
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = last_complete(self.args.output_dir)
-        if resume_from_checkpoint and not (self.is_deepspeed_enabled or self.is_fsdp_enabled):
-            state = TrainerState.load_from_json(str(Path(resume_from_checkpoint, TRAINER_STATE_NAME)))
+        with launch.only_writer(self.args.output_dir):
+            return self._train_alone(self._checkpoint_to_take(resume_from_checkpoint), *args, **kwargs)
+
+    def _checkpoint_to_take(self, asked: str | bool | None) -> str | None:
+        """One answer for all processes: the first looks."""
+        if not asked:
+            return None
+        if self.accelerator.is_main_process and asked is not True:
+            refuse_damaged(asked)
+        taken = (
+            take_last_complete(self.args.output_dir) if self.accelerator.is_main_process and asked is True else asked
+        )
+        return launch.same_everywhere(taken)
+
+    def _train_alone(self, checkpoint: str | None, *args: Any, **kwargs: Any) -> Any:
+        if checkpoint and not (self.is_deepspeed_enabled or self.is_fsdp_enabled):
+            state = TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE_NAME)))
             if (
                 state.global_step >= self.args.max_steps > 0
             ):  # all that is left is to save: one step more would be taken
-                self._load_from_checkpoint(resume_from_checkpoint)
+                self._load_from_checkpoint(checkpoint)
                 self.state = state
                 return TrainOutput(state.global_step, 0.0, {})
-        out = super().train(resume_from_checkpoint, *args, **kwargs)
+        out = super().train(checkpoint, *args, **kwargs)
         if self._sigterm.received and self.state.global_step < self.state.max_steps:
             sys.exit(143)  # what SIGTERM would have done, now that the checkpoint is on disk
         return out

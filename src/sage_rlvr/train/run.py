@@ -158,16 +158,27 @@ def train(argv: list[str]) -> Path:
         return Path(start)
     folder = Path(args.output_dir)
     settings = settings_of(run, args, model_args)
-    finished = read_record(folder, settings)
-    if finished and run.resume:
-        print(
-            f"{folder} is finished; its weights are there (another output_dir starts a new run, --no_resume this one again)"
-        )
-        return folder
-    trainer = build(run, args, model_args, str(start))
+    if read_record(folder, settings) and run.resume:  # also where it cannot be written
+        return _told_finished(folder)
+    with launch.only_writer(folder):
+        if read_record(folder, settings) and run.resume:  # by the run that had the lock until now
+            return _told_finished(folder)
+        _train(run, args, model_args, str(start), settings)
+    return folder
+
+
+def _told_finished(folder: Path) -> Path:
+    print(
+        f"{folder} is finished; its weights are there (another output_dir starts a new run, --no_resume this one again)"
+    )
+    return folder
+
+
+def _train(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: str, settings: dict[str, Any]) -> None:
+    folder = Path(args.output_dir)
+    trainer = build(run, args, model_args, start)
     record = {"settings": settings, **made_with()}
     if args.process_index == 0:
-        folder.mkdir(parents=True, exist_ok=True)
         if not run.resume:
             set_aside(folder)
         write_whole(folder / RECORD, json.dumps({**record, "finished": False}, indent=1) + "\n")
@@ -178,7 +189,6 @@ def train(argv: list[str]) -> Path:
         write_whole(folder / RECORD, json.dumps({**record, "finished": True}, indent=1) + "\n")
     if args.push_to_hub:
         trainer.push_to_hub(dataset_name=run.task)
-    return folder
 
 
 def build(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: str) -> SAGETrainer:

@@ -27,7 +27,8 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.models import is_adapter, load_model, load_tokenizer, merge_adapter, write_whole
 from sage_rlvr.models.folders import put_in_place
 from sage_rlvr.tasks import chat_template, decontaminate, evaluation_problems, load_task, sft_rows
-from sage_rlvr.train.checkpoint import last_complete
+from sage_rlvr.train import launch
+from sage_rlvr.train.checkpoint import WholeCheckpoints, take_last_complete
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RECORD = "sft.json"  # the stage's settings and, once it is finished, where its weights lie
@@ -123,32 +124,46 @@ def run_sft(
     folder = Path(sft_config.output_dir)
     result = folder / run.result
     rows = None if dataset is None else list(dataset)
-    settings = _settings(run, sft_config, rows)
-    record = _read_record(folder)
-    _refuse_changes(folder, record, settings)
-    if record.get("result") == run.result and result.is_dir():
+    if _finished(folder, run, _settings(run, sft_config, rows)):  # also where it cannot be written
         return result
-    if rows is None:
-        rows = _task_rows(run)
-        settings = _settings(run, sft_config, rows)
-        _refuse_changes(folder, record, settings)
-    everyone = sft_config.distributed_state
-    everyone.wait_for_everyone()  # all have read the record before one writes it
-    if sft_config.process_index == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / RECORD, json.dumps({"settings": settings}, indent=1) + "\n")
-    trained = folder / ("adapter" if run.use_peft else "model")
-    if not trained.is_dir():
-        _train(run, sft_config, rows, callbacks, trained)
-    if sft_config.process_index == 0:
-        if result != trained and not result.is_dir():
-            merge_adapter(trained, result, dtype=run.dtype, trust_remote_code=sft_config.trust_remote_code)
-        write_whole(folder / RECORD, json.dumps({"settings": settings, "result": run.result}, indent=1) + "\n")
-    everyone.wait_for_everyone()
+    with launch.only_writer(folder):
+        _make(run, sft_config, rows, callbacks)
     return result
 
 
+def _finished(folder: Path, run: SFTRun, settings: dict[str, Any]) -> bool:
+    record = _read_record(folder)
+    _refuse_changes(folder, record, settings)
+    return record.get("result") == run.result and (folder / run.result).is_dir()
+
+
+def _make(
+    run: SFTRun, config: SFTConfig, rows: list[dict[str, Any]] | None, callbacks: Sequence[TrainerCallback]
+) -> None:
+    """What is missing of the stage."""
+    folder, everyone = Path(config.output_dir), config.distributed_state
+    rows = _task_rows(run) if rows is None else rows
+    settings = _settings(run, config, rows)
+    if _finished(folder, run, settings):  # by the run that had the lock until now
+        return
+    everyone.wait_for_everyone()  # all have read the record before one writes it
+    if config.process_index == 0:
+        write_whole(folder / RECORD, json.dumps({"settings": settings}, indent=1) + "\n")
+    result, trained = folder / run.result, folder / ("adapter" if run.use_peft else "model")
+    if not trained.is_dir():
+        _train(run, config, rows, callbacks, trained)
+    if config.process_index == 0:
+        if result != trained and not result.is_dir():
+            merge_adapter(trained, result, dtype=run.dtype, trust_remote_code=config.trust_remote_code)
+        write_whole(folder / RECORD, json.dumps({"settings": settings, "result": run.result}, indent=1) + "\n")
+    everyone.wait_for_everyone()
+
+
 # ---- training ----------------------------------------------------------------------------------------------------
+
+
+class StageTrainer(WholeCheckpoints, SFTTrainer):
+    """TRL's, whose checkpoints say whether they are whole."""
 
 
 def _train(
@@ -165,7 +180,7 @@ def _train(
         attn_implementation=run.attn_implementation,
     )
     config.completion_only_loss = True  # rows are tokenised here, so TRL cannot see that they have a completion
-    trainer = SFTTrainer(
+    trainer = StageTrainer(
         model=model,
         args=config,
         train_dataset=train_set,
@@ -173,7 +188,8 @@ def _train(
         peft_config=_lora(run),
         callbacks=list(callbacks),
     )
-    trainer.train(resume_from_checkpoint=last_complete(config.output_dir, ours=False))
+    newest = take_last_complete(config.output_dir, ours=False) if config.process_index == 0 else None
+    trainer.train(resume_from_checkpoint=launch.same_everywhere(newest))
     partial = out.with_name(f".{out.name}.partial")
     if config.process_index == 0:
         shutil.rmtree(partial, ignore_errors=True)
