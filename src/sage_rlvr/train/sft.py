@@ -163,7 +163,23 @@ def _make(
 
 
 class StageTrainer(WholeCheckpoints, SFTTrainer):
-    """TRL's, whose checkpoints say whether they are whole."""
+    """TRL's, whose checkpoints say whether they are whole and hold what it forgets: tokens seen, and metrics not logged yet."""
+
+    def save_beside(self, checkpoint: Path) -> None:
+        metrics = {name: list(values) for name, values in self._metrics["train"].items()}
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        write_whole(self._beside(checkpoint), json.dumps({"tokens": self._total_train_tokens, "metrics": metrics}))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and self._beside(checkpoint).is_file():  # an earlier release wrote none
+            state = json.loads(self._beside(checkpoint).read_text(encoding="utf-8"))
+            self._total_train_tokens = state["tokens"]
+            for name, values in state["metrics"].items():
+                self._metrics["train"][name].extend(values)
+
+    def _beside(self, checkpoint: str | Path) -> Path:
+        return Path(checkpoint, f"sft_state_{self.accelerator.process_index}.json")
 
 
 def _train(
