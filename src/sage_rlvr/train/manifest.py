@@ -55,8 +55,8 @@ def fault(checkpoint: Path) -> str | None:
                 return f"is damaged: {name} has {there} of {size} bytes"
         spoilt = [name for name, found in _sums(checkpoint, listed).items() if found != listed[name][1]]
         return f"is damaged: {spoilt[0]} is not what was written" if spoilt else None
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as e:
-        return f"is damaged: {e}"
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
+        return f"is damaged: it cannot be read ({type(e).__name__}: {e})"
 
 
 def _read(checkpoint: Path) -> dict[str, tuple[int, str]] | None:
