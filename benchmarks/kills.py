@@ -4,7 +4,8 @@ writers at the same instant (docs/reliability.md).
     python benchmarks/kills.py --kills 20 --rounds 300 --to results/cpu/kills.json
 
 The libraries are imported once, every attempt is forked. An attempt is killed when it has written to its folder a random number
-of times, and a random moment later; what it leaves is gone on from by the next. Each run is compared, once it has ended, with
+of times, and a random moment later, half of the times with all its processes, as by a machine that goes down; what it leaves is
+gone on from by the next. Each run is compared, once it has ended, with
 one that nobody killed: training and SFT by every logged number and all weights, evaluation and studies by every sample. A process
 that outlives a killed attempt by 60 s counts as leaked (the runs of a killed study write a checkpoint first).
 """
@@ -23,6 +24,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -200,8 +202,8 @@ def newest(out: Path) -> int:
     return max(times)
 
 
-def killed(pid: int, out: Path, writes: int, delay: float) -> bool:
-    """SIGKILL after so many writes and so long; False if it had ended by then."""
+def killed(pid: int, out: Path, writes: int, delay: float, tree: bool) -> bool:
+    """SIGKILL after so many writes and so long, of its children too if ``tree``; False if it had ended by then."""
     last, end = newest(out), time.monotonic() + GUARD_S
     while writes > 0 and time.monotonic() < end:
         if not alive(pid):
@@ -210,7 +212,11 @@ def killed(pid: int, out: Path, writes: int, delay: float) -> bool:
         if (now := newest(out)) != last:
             last, writes = now, writes - 1
     time.sleep(delay)
+    below = psutil.Process(pid).children(recursive=True) if tree else []
     os.kill(pid, signal.SIGKILL)  # a zombie does not mind
+    for process in below:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     _, status = os.waitpid(pid, 0)
     if not os.WIFSIGNALED(status) and os.WEXITSTATUS(status):
         raise RuntimeError(f"an attempt failed by itself:\n{out.with_suffix('.log').read_text()[-3000:]}")
@@ -367,7 +373,10 @@ def main() -> None:
                 found[kind] = races(args.rounds, args.racers, args.seed, Path(place))
             else:
                 found[kind] = kill_and_compare(kind, args.kills, args.seed, models, Path(place))
-            found |= {"seed": args.seed, "command": "python benchmarks/kills.py", **made_with()}
+            found |= {
+                "command": f"python benchmarks/kills.py --kills {args.kills} --rounds {args.rounds} --seed {args.seed}",
+                **made_with(),
+            }
             if args.to:
                 args.to.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))

@@ -92,7 +92,9 @@ def test_a_killed_owners_lock_is_taken_over_and_that_is_said(writers, path, capl
     owner = writers[0]
     owner.say("go")
     assert owner.heard() == "in"
-    with pytest.raises(UserError, match=rf"being written by process {owner.process.pid} on .*; wait for it or stop it\.$"):
+    with pytest.raises(
+        UserError, match=rf"being written by process {owner.process.pid} on .*; wait for it or stop it\.$"
+    ):
         lock.acquire(path)
     owner.kill()
     with caplog.at_level(logging.WARNING), lock.held(path):
@@ -169,7 +171,9 @@ def test_the_name_alone_holds_where_the_kernels_lock_does_not_reach(path):
 
 def test_another_machine_is_believed_and_the_way_out_is_said(path):
     left_behind(path, host="elsewhere")
-    with pytest.raises(UserError, match=r"on elsewhere; .* if that machine is gone, delete writer\.lock in that folder"):
+    with pytest.raises(
+        UserError, match=r"on elsewhere; .* if that machine is gone, delete writer\.lock in that folder"
+    ):
         lock.acquire(path)
     path.unlink()
     with lock.held(path):

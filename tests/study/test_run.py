@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from sage_rlvr.models import write_whole
+from sage_rlvr.processes import identity
 from sage_rlvr.study import run as study_run
 from sage_rlvr.study.job import START
 from sage_rlvr.study.plan import load_study
@@ -282,6 +283,93 @@ def test_a_piece_that_is_told_to_end_packs_what_is_done(tmp_path):
     assert piece.wait() == 0
     assert "base" in unpack([to], tmp_path / "there")
     assert "base" in json.loads((to / "sessions.json").read_text())[0]["finished"]
+
+
+# ---- two of them, and one that was killed -------------------------------------------------------------------------
+
+
+def ended_badly(out, run, **who):
+    """What a killed run leaves behind, its number since given to another process."""
+    (out / run).mkdir(parents=True)
+    status = {"state": "running", "stage": "train", "started": 1.0, "updated": 2.0, **who}
+    (out / run / study_run.STATUS).write_text(json.dumps(status))
+
+
+class Ends:
+    """A run that is done at once."""
+
+    returncode = 0
+
+    def __init__(self, out, run):
+        done = {"state": "done", "stage": "eval", **identity()}
+        write_whole(out / run / study_run.STATUS, json.dumps(done))
+
+    def poll(self):
+        return 0
+
+
+def test_a_status_whose_number_another_process_has_now_is_not_waited_for(tmp_path, monkeypatch):
+    """Nor one of another machine: if it still runs, its own locks say so."""
+    file, out = tmp_path / "small.yaml", tmp_path / "out"
+    file.write_text(yaml.safe_dump(SMALL))
+    living = identity(os.getppid())
+    ended_badly(out, "base", **(living | {"start": living["start"] - 1}))
+    ended_badly(out, "grpo-s0", **(living | {"boot": "an earlier one"}))
+    ended_badly(out, "branch-s0", **(living | {"host": "elsewhere"}))
+    states = {run: status_of(out, run)["state"] for run in ("base", "grpo-s0", "branch-s0")}
+    assert states == {"base": "interrupted", "grpo-s0": "interrupted", "branch-s0": "running"}
+    monkeypatch.setattr(study_run, "_start", lambda out, run, *rest: Ends(out, run))
+    slept = []
+    monkeypatch.setattr(
+        study_run.time, "sleep", lambda s: slept.append(s) if len(slept) < 50 else pytest.fail("it waits")
+    )
+    write_whole(out / "base" / START, "{}")
+    assert study_run.run_study(file, out, jobs=3)[1] == []
+    assert {status_of(out, run)["state"] for run in states} == {"done"}
+
+
+def test_a_run_of_a_killed_study_that_still_goes_is_waited_for(tmp_path, monkeypatch):
+    file, out, started = tmp_path / "small.yaml", tmp_path / "out", []
+    file.write_text(yaml.safe_dump(SMALL | {"variants": {"grpo": {}}}))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as ending:
+        ended_badly(out, "grpo-s0", **identity(ending.pid))
+        (out / "base").mkdir()
+        write_whole(out / "base" / START, "{}")
+        turns = []
+
+        def pass_time(seconds):
+            turns.append(list(started))
+            if len(turns) == 5:
+                ending.communicate(b"\n")
+
+        monkeypatch.setattr(study_run.time, "sleep", pass_time)
+        monkeypatch.setattr(study_run, "_start", lambda out, run, *rest: started.append(run) or Ends(out, run))
+        assert study_run.run_study(file, out, jobs=3)[1] == []
+    assert turns[:5] == [["base"]] * 5
+    assert started == ["base", "grpo-s0"]
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "3", '{"state": "running", "stage": "train", "pid": "12"}', "[" * 100_000])
+def test_a_status_that_makes_no_sense_is_begun_again(tmp_path, text):
+    (tmp_path / "grpo-s0").mkdir()
+    (tmp_path / "grpo-s0" / study_run.STATUS).write_text(text)
+    assert status_of(tmp_path, "grpo-s0")["state"] in ("waiting", "interrupted")
+
+
+def test_a_second_study_in_the_same_folder_is_refused_and_nothing_is_trained_twice(tmp_path):
+    """Two commands at the same time: one runs, the other says who does."""
+    file, out = tmp_path / "small.yaml", tmp_path / "out"
+    file.write_text(yaml.safe_dump(SMALL | {"variants": {"grpo": {}}}))
+    command = [sys.executable, "-m", "sage_rlvr.cli", "study", "run", str(file), "--out", str(out), "--jobs", "1"]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=GUARD_S) for process in both]
+    assert sorted(process.returncode for process in both) == [0, 2], said
+    refused = next(i for i, process in enumerate(both) if process.returncode == 2)
+    assert f"{out} is being written by process {both[1 - refused].pid} on " in said[refused][1]
+    assert status_of(out, "grpo-s0")["state"] == "done"
+    assert [entry["step"] for entry in logged_steps(out / "grpo-s0")] == [1, 2, 3, 4]
+    assert (out / "grpo-s0" / "job.log").read_text().count("step 1/4") == 1, "one training"
+    assert not list(out.rglob("*writer.lock"))
 
 
 # ---- a training that shares its process with vLLM ------------------------------------------------------------------

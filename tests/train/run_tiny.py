@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import torch
 
@@ -12,7 +13,7 @@ from . import tiny
 
 
 class Killed(SAGETrainer):
-    """Kills its own process with SIGKILL at a chosen place."""
+    """Kills its own process with SIGKILL at a chosen place, tells it to end, or stops it."""
 
     die_at: tuple | None = None
 
@@ -21,6 +22,10 @@ class Killed(SAGETrainer):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.die_at == ("term", self.state.global_step):
             os.kill(os.getpid(), signal.SIGTERM)
+        if self.die_at == ("stop", self.state.global_step):
+            Path(self.args.output_dir, ".stopped").write_text(str(os.getpid()))
+            Path(self.args.output_dir, ".stopped").rename(Path(self.args.output_dir, "stopped"))
+            os.kill(os.getpid(), signal.SIGSTOP)
         return super().training_step(*args)
 
     def _save_rng_state(self, output_dir):

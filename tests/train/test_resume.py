@@ -1,7 +1,10 @@
 """Real processes, really killed: what follows a resume is what would have followed without the kill."""
 
 import json
+import os
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -135,6 +138,26 @@ def test_another_guide_and_a_foreign_checkpoint_are_refused(model, tmp_path):
         load_state(tmp_path / "run" / "checkpoint-2", 0)
     assert last_complete(tmp_path / "run").endswith("checkpoint-1")
     assert last_complete(tmp_path / "nothing") is None
+
+
+def test_a_second_training_in_the_same_folder_is_refused_while_the_first_lives(model, whole, tmp_path):
+    """A real one, stopped in the middle; killed, its folder is free, and the run ends as if there had been one alone."""
+    options = CASES["aligned"]
+    with ThreadPoolExecutor(1) as other:
+        first = other.submit(run, model, tmp_path / "run", tmp_path / "1.json", die_at=["stop", 3], **options)
+        while not (tmp_path / "run" / "stopped").exists():
+            assert not first.done(), first.result().stderr
+            time.sleep(0.02)
+        pid = int((tmp_path / "run" / "stopped").read_text())
+        second = run(model, tmp_path / "run", tmp_path / "2.json", resume=True, **options)
+        assert second.returncode == 1
+        assert f"run is being written by process {pid} on " in second.stderr
+        os.kill(pid, signal.SIGKILL)
+        assert first.result().returncode == -signal.SIGKILL
+    third = run(model, tmp_path / "run", tmp_path / "3.json", resume=True, **options)
+    assert f"the lock of process {pid}, which is gone, is taken over" in third.stderr
+    assert metrics(tmp_path / "3.json") == whole("aligned")
+    assert not list((tmp_path / "run").glob("*.lock"))
 
 
 def test_the_sampler_starts_at_any_epoch_where_trl_would_be():
