@@ -262,9 +262,8 @@ def kill_and_compare(kind: str, kills: int, seed: int, models: dict[str, str], p
         found["leaked"] += leaked()
         in_a_row = 0
         while in_a_row < 10 and found["kills"] < kills:
-            if not killed(
-                attempt(target, model, outs[1], case), outs[1], rng.randint(1, writes), rng.uniform(0, delay)
-            ):
+            how = rng.randint(1, writes), rng.uniform(0, delay), rng.random() < 0.5
+            if not killed(attempt(target, model, outs[1], case), outs[1], *how):
                 break  # it has come to its end
             in_a_row += 1
             found["kills"] += 1
