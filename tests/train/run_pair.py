@@ -79,7 +79,9 @@ def adapter(model):
 
 
 def run(model, out, rows, options):
-    lora, flat, sampled, again = (options.pop(key, False) for key in ("lora", "flat", "sampled", "resume"))
+    lora, flat, sampled, again, damaged = (
+        options.pop(key, False) for key in ("lora", "flat", "sampled", "resume", "damaged")
+    )
     world = int(os.environ.get("WORLD_SIZE", "1"))
     # the rows on a process times the number of processes is the same global batch
     args = tiny.config(SAGEConfig, out=out, per_device_train_batch_size=rows // world, **options)
@@ -88,6 +90,9 @@ def run(model, out, rows, options):
     trainer = Recorded(model, uneven if flat else tiny.hash_reward, args, tiny.dataset(), peft_config=peft, **rollouts)
     if lora:
         adapter(trainer.model)
+    if damaged and trainer.accelerator.is_main_process:
+        os.truncate(os.path.join(out, damaged), 7)
+    trainer.accelerator.wait_for_everyone()
     trainer.train(resume_from_checkpoint=again or None)
     everyone = gather_object([trainer.log_q])
     return {

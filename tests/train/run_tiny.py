@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from sage_rlvr.train import SAGEConfig, SAGETrainer
+from sage_rlvr.train import SAGEConfig, SAGETrainer, checkpoint
 
 from . import tiny
 
@@ -34,6 +34,18 @@ class Killed(SAGETrainer):
         super()._save_rng_state(output_dir)
 
 
+def kill_before_the_list(step):
+    """Everything of that checkpoint is written, as far as one process can see; only the list of it is not."""
+    finish = checkpoint.finish
+
+    def killed(folder):
+        if folder.name == f"checkpoint-{step}":
+            os.kill(os.getpid(), signal.SIGKILL)
+        finish(folder)
+
+    checkpoint.finish = killed
+
+
 def main(options):
     torch.manual_seed(0)
     die_at = options.pop("die_at", None)
@@ -43,6 +55,8 @@ def main(options):
     args = tiny.config(SAGEConfig, **options)
     trainer = Killed(model, tiny.hash_reward, args, tiny.dataset(12))
     trainer.die_at = tuple(die_at) if die_at else None
+    if die_at and die_at[0] == "list":
+        kill_before_the_list(die_at[1])
     trainer.train(resume_from_checkpoint=resume)
     if trainer.accelerator.is_main_process:
         with open(history, "w") as f:

@@ -1,12 +1,14 @@
 """FSDP2 for real: Accelerate's own fully_shard path in two gloo processes, with the settings of the packaged fsdp2.yaml, against
 one process with the whole model. Every case must be sharded: on CPU Accelerate would train unsharded without a word."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
 
+from sage_rlvr.train import manifest
 from sage_rlvr.train.launch import packaged
 
 from .test_distributed import ROW_METRICS, STEPS, TOKEN_METRICS, flat, launch, near, same_metrics
@@ -28,6 +30,8 @@ SAVES = {"save_strategy": "steps", "save_steps": 1, "folder": "saved"}
 SHARDED_ONLY = {
     "interrupted": RANDOM | SAVES | {"max_steps": 2},
     "resumed": RANDOM | SAVES | {"resume": True},
+    "rank 1's state damaged": RANDOM | SAVES | {"resume": True, "damaged": "checkpoint-3/sage_state_1.pt"},
+    "the optimizer damaged": RANDOM | SAVES | {"resume": True, "damaged": "checkpoint-3/optimizer.bin"},
     "sampled": STEPS | {"sampled": True, "stop_strings": ["a", "b"]},
 }
 
@@ -48,8 +52,9 @@ def runs(tmp_path_factory):
     full = {name: case for name, case in (SAME | SHARDED_ONLY).items() if "lora" not in case}
     lora = {name: case for name, case in SAME.items() if "lora" in case}
     lora["lora, sampled"] = SHARDED_ONLY["sampled"] | {"lora": True}
-    sharded = launch(2, tmp_path_factory.mktemp("fsdp"), full | lora, env=settings(), fsdp=True)
-    return SimpleNamespace(one=one, sharded=sharded)
+    folder = tmp_path_factory.mktemp("fsdp")
+    sharded = launch(2, folder, full | lora, env=settings(), fsdp=True)
+    return SimpleNamespace(one=one, sharded=sharded, folder=folder)
 
 
 def test_every_parameter_is_a_shard(runs):
@@ -86,6 +91,20 @@ def test_a_sharded_run_goes_on_from_its_checkpoint(runs):
     whole = runs.one["full, random k3"]["losses"]
     assert runs.sharded["interrupted"]["losses"] + runs.sharded["resumed"]["losses"] == near(whole)
     assert len(runs.sharded["resumed"]["losses"]) == 1
+
+
+@pytest.mark.parametrize("case", ["rank 1's state damaged", "the optimizer damaged"])
+def test_all_ranks_take_the_checkpoint_before_a_damaged_one(runs, case):
+    """The last step is taken again; the list holds what every rank wrote."""
+    assert runs.sharded[case]["losses"] == near(runs.sharded["resumed"]["losses"])
+    saved = runs.folder / "out" / "saved"
+    listed = json.loads((saved / "checkpoint-3" / manifest.NAME).read_text())["files"]
+    of_each = {
+        f"{name}_{rank}.{kind}" for name, kind in (("sage_state", "pt"), ("rng_state", "pth")) for rank in (0, 1)
+    }
+    assert listed.keys() >= {"optimizer.bin", "pytorch_model_fsdp.bin", "trainer_state.json"} | of_each
+    assert manifest.fault(saved / "checkpoint-3") is None
+    assert (saved / "damaged" / "checkpoint-3").is_dir()
 
 
 @pytest.mark.parametrize("case", ["sampled", "lora, sampled"])

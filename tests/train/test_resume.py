@@ -92,13 +92,16 @@ def test_kill_and_resume_changes_nothing(model, whole, tmp_path, case):
     )
 
 
-def test_a_checkpoint_cut_short_is_passed_over(model, whole, tmp_path):
+@pytest.mark.parametrize("where", ["save", "list"])
+def test_a_checkpoint_cut_short_is_passed_over(model, whole, tmp_path, where):
+    """Before the random states are written, and before the list: another process may not have written its part then."""
     options = CASES["aligned"]
-    killed = run(model, tmp_path / "cut", tmp_path / "cut.json", die_at=["save", 4], **options)
+    killed = run(model, tmp_path / "cut", tmp_path / "cut.json", die_at=[where, 4], **options)
     assert killed.returncode == -signal.SIGKILL
     assert (tmp_path / "cut" / "checkpoint-4").is_dir()
     assert last_complete(tmp_path / "cut").endswith("checkpoint-3")
-    assert run(model, tmp_path / "cut", tmp_path / "cut.json", resume=True, **options).returncode == 0
+    resumed = run(model, tmp_path / "cut", tmp_path / "cut.json", resume=True, **options)
+    assert "checkpoint-4 was cut short while it was written; going on from checkpoint-3" in resumed.stdout
     assert metrics(tmp_path / "cut.json") == whole("aligned")
 
 
