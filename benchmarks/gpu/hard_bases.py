@@ -88,7 +88,7 @@ def make(rows: list[dict[str, str]], name: str, folder: Path, quick: bool) -> di
     found = {"sft_s": round(time.monotonic() - began)}
     for saved in sorted((folder / "sft").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1])):
         found[saved.name.split("-")[1]] = measured(saved, folder / f"eval-{saved.name}", quick)
-        print(name, saved.name, found, flush=True)
+        print(name, saved.name, found, flush=True)  # kept in its log, should the card's time end
     return found
 
 
