@@ -18,6 +18,7 @@ from sage_rlvr.evaluate.compare import AVERAGE, compare
 from sage_rlvr.evaluate.counts import RIGHT, TaskCounts
 from sage_rlvr.evaluate.intervals import RESAMPLES
 from sage_rlvr.evaluate.results import Estimate, Results, results
+from sage_rlvr.files import read_json
 from sage_rlvr.report.find import EvalRun, Found, TrainRun
 
 VERSION = 1
@@ -79,7 +80,7 @@ def questions(evals: Sequence[EvalRun]) -> dict[str, dict[str, str]]:
 
 
 def _questions(path: Path) -> dict[str, dict[str, str]]:
-    known = json.loads(path.read_text(encoding="utf-8"))
+    known = read_json(path)
     return {task: {name: str(p["question"]) for name, p in problems.items()} for task, problems in known.items()}
 
 

@@ -9,7 +9,6 @@ runs that log none (β 0), are left out. Intervals are over problems (drawn once
 itself); every draw has its own curve.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from sage_rlvr.evaluate.counts import TaskCounts, counts_of
+from sage_rlvr.files import read_lines
 from sage_rlvr.metrics import Interval, pass_at_k
 from sage_rlvr.study.frontier import DRAWS, interval, shares
 from sage_rlvr.study.plan import read_folder
@@ -140,5 +140,5 @@ def read_runs(out: str | Path, task: str) -> list[Run]:
 def _last_kl(log: Path) -> float | None:
     if not log.is_file():
         return None
-    logged = [entry[KL] for entry in map(json.loads, log.read_text(encoding="utf-8").splitlines()) if KL in entry]
+    logged = [entry[KL] for entry in read_lines(log) if KL in entry]
     return float(np.mean(logged[-max(1, round(LAST * len(logged))) :])) if logged else None

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import yaml
 
 from sage_rlvr import extensions
 from sage_rlvr.errors import UserError
+from sage_rlvr.files import read_json, refused
 from sage_rlvr.models import write_whole
 from sage_rlvr.models.folders import whole_folder
 from sage_rlvr.processes import identity
@@ -56,13 +57,14 @@ def main(out: str, run: str) -> int:
         say("running", stage := "eval")
         _evaluate(study, model, folder / "eval", run)
         say("done", stage, model=str(model))
-    except UserError as e:
-        say("failed", stage, error=str(e))
-        print(f"{run}: {e}", file=sys.stderr)
-        return 2
     except Exception as e:
-        say("failed", stage, error=f"{type(e).__name__}: {e}"[:500])
-        raise
+        told = str(e) if isinstance(e, UserError) else refused(e)
+        with suppress(OSError):  # a full disk has no room for this either: the run then counts as interrupted
+            say("failed", stage, error=told or f"{type(e).__name__}: {e}"[:500])
+        if told is None:
+            raise
+        print(f"{run}: {told}", file=sys.stderr)
+        return 2
     return 0
 
 
@@ -80,7 +82,7 @@ def begin_anew(out: str, run: str, before: dict[str, str]) -> None:
 
 def start_model(out: Path) -> str:
     """What the variants start from."""
-    return json.loads((out / "base" / START).read_text(encoding="utf-8"))["model"]
+    return read_json(out / "base" / START, model=str)["model"]
 
 
 def make_base(study: Study, out: Path) -> str:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.files import read_json
 from sage_rlvr.models import write_whole
 from sage_rlvr.train.recipes import layers, list_recipes, load_recipe, merged
 
@@ -210,4 +211,6 @@ def read_folder(out: str | Path) -> Study:
         raise UserError(
             f"{out} holds no study (there is no {RECORD}): run one with 'sage-rlvr study run FILE --out {out}'."
         )
-    return Study(**json.loads(record.read_text(encoding="utf-8")))
+    parts: dict[str, Any] = {"name": str, "base": dict, "train": dict, "variants": dict, "seeds": list, "evaluate": dict}
+    content = read_json(record, **parts)
+    return Study(**{part: content[part] for part in parts})

@@ -19,6 +19,7 @@ from typing import Any
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.compact import COUNTS, compact
+from sage_rlvr.files import read_json
 from sage_rlvr.models import write_whole
 from sage_rlvr.models.folders import whole_folder
 from sage_rlvr.study.job import START, STATUS, at_step, start_model
@@ -43,7 +44,7 @@ def pack(out: str | Path, to: str | Path, trained: bool = False) -> int:
     weights of runs that lack their evaluation alone, too."""
     out, to = Path(out), Path(to)
     to.mkdir(parents=True, exist_ok=True)
-    study, done = json.loads((out / RECORD).read_text(encoding="utf-8")), finished_runs(out)
+    study, done = read_json(out / RECORD), finished_runs(out)
     lines = [{"study": study}, *(keep(out, run) for run in done)]
     part = to / f"{RUNS}.part"
     with part.open("wb") as raw, gzip.GzipFile("", "wb", mtime=0, fileobj=raw) as f:  # the same runs, the same bytes

@@ -1,6 +1,5 @@
 """What a study says beside pass@k: who keeps and who finds problems against the base, and how each variant got there."""
 
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sage_rlvr.evaluate.counts import TaskCounts, counts_of
+from sage_rlvr.files import read_lines
 from sage_rlvr.metrics import support_metrics
 from sage_rlvr.report.style import MARK, Figure, legend, line, panels, save
 from sage_rlvr.study.plan import read_folder
@@ -56,7 +56,7 @@ def training_curves(out: str | Path) -> Curves:
         log = Path(out, run, "train", "log.jsonl")
         if run == "base" or not log.is_file():
             continue
-        for entry in map(json.loads, log.read_text(encoding="utf-8").splitlines()):
+        for entry in read_lines(log):
             for name, value in entry.items():
                 if isinstance(value, int | float) and name not in ("step", "epoch"):
                     at = curves[study.variant_of(run)[0]].setdefault(name, {})

@@ -152,16 +152,18 @@ class LogFile(TrainerCallback):
         """A resumed run goes on from its checkpoint: lines of steps that will be taken again are dropped."""
         if not state.is_world_process_zero:
             return
-        self.path = Path(args.output_dir, "log.jsonl")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        path = Path(args.output_dir, "log.jsonl")
+        path.parent.mkdir(parents=True, exist_ok=True)
         kept = [json.dumps(entry) for entry in state.log_history]
-        part = self.path.with_suffix(".part")
+        part = path.with_suffix(".part")
         part.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        part.replace(self.path)
+        part.replace(path)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if state.is_world_process_zero and logs:
-            with self.path.open("a", encoding="utf-8") as f:
+            path = Path(args.output_dir, "log.jsonl")
+            path.parent.mkdir(parents=True, exist_ok=True)  # an evaluation may come before any training
+            with path.open("a", encoding="utf-8") as f:
                 f.write(json.dumps({**logs, "step": state.global_step}) + "\n")
 
 

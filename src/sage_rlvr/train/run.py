@@ -13,6 +13,7 @@ from datasets import Dataset
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.files import read_json
 from sage_rlvr.models import check_vocabulary, is_adapter, load_model, load_tokenizer, write_whole
 from sage_rlvr.provenance import made_with
 from sage_rlvr.tasks import (
@@ -287,7 +288,7 @@ def read_record(folder: Path, settings: dict[str, Any]) -> bool:
     path = folder / RECORD
     if not path.is_file():
         return False
-    record = json.loads(path.read_text(encoding="utf-8"))
+    record = read_json(path, settings=dict, finished=bool)
     for name in sorted(record["settings"].keys() & settings.keys()):
         if record["settings"][name] != settings[name]:
             raise UserError(

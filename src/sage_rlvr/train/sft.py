@@ -24,6 +24,7 @@ from transformers.utils import is_torch_bf16_gpu_available
 from trl import SFTConfig, SFTTrainer
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.files import read_json
 from sage_rlvr.models import check_vocabulary, is_adapter, load_model, load_tokenizer, merge_adapter, write_whole
 from sage_rlvr.models.folders import put_in_place
 from sage_rlvr.tasks import chat_template, decontaminate, evaluation_problems, load_task, sft_rows
@@ -316,7 +317,7 @@ def _settings(run: SFTRun, config: SFTConfig, rows: list[dict[str, Any]] | None)
 def _read_record(folder: Path) -> dict[str, Any]:
     path = folder / RECORD
     if path.is_file():
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path, settings=dict)
     if any(folder.glob("checkpoint-*")):
         raise UserError(
             f"{folder} holds checkpoints of another run (there is no {RECORD}): give SFT its own output_dir."
