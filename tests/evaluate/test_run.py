@@ -296,7 +296,7 @@ class SlowJudges:
     def __init__(self):
         self.judged, self.backend, self.ahead = 0, None, 0
 
-    def judge(self, task, texts, golds, questions):
+    def judge(self, task, texts, golds, questions=None):
         time.sleep(0.005)
         self.judged += 1
         self.ahead = max(self.ahead, self.backend.given - self.judged)
@@ -355,7 +355,7 @@ def test_a_scorer_that_stands_still_is_named_once(tmp_path, any_task, monkeypatc
             if not self.judged:
                 assert all(looks.acquire(timeout=1200) for _ in range(3)), "nobody looks"
                 run_module.STILL_S = 1e9  # the others do not stand still
-            return super().judge(task, texts, golds)
+            return super().judge(task, texts, golds, questions)
 
     with SampleStore(tmp_path / "x") as store:
         writer = scribe(store, backend, Still())
@@ -373,7 +373,7 @@ class Verdicts:
     def __init__(self, *calls):
         self.calls, self.asked = list(calls), []
 
-    def judge(self, task, texts, golds, questions):
+    def judge(self, task, texts, golds, questions=None):
         self.asked.append(list(golds))
         scores = {"right": 1.0, "timeout": 0.0, "gold timeout": None, "unverifiable gold": None}
         return [Verdict(scores[reason], "", reason) for reason in self.calls.pop(0)]

@@ -62,8 +62,8 @@ MUTANTS = [
         ),
         (
             "a quantile's place is off by one",
-            "position = (count - 1).clamp(min=0) * p",
-            "position = count.clamp(max=x.shape[-1] - 1) * p",
+            "    last = (mask.sum(-1, keepdim=True) - 1).clamp(min=0)",
+            "    last = mask.sum(-1, keepdim=True).clamp(max=x.shape[-1] - 1)",
             "test_token_formula_without_noise",
         ),
         (

@@ -2,7 +2,7 @@
 
 from tests.mutants.mutant import within
 
-SAMPLES, KEPT = "tests/store/test_samples.py", "tests/store/test_kept.py"
+SAMPLES, KEPT, LOCK = "tests/store/test_samples.py", "tests/store/test_kept.py", "tests/test_lock.py"
 
 MUTANTS = [
     *within(
@@ -62,25 +62,35 @@ MUTANTS = [
         ),
     ),
     *within(
-        "store/lock.py",
-        SAMPLES,
+        "lock.py",
+        LOCK,
+        (
+            "of two that start at the same instant both win",
+            "        if e.errno in (errno.EAGAIN, errno.EACCES):\n            return False",
+            "        if e.errno in (errno.EAGAIN, errno.EACCES):\n            return True",
+            "test_of_those_that_start_at_the_same_instant_exactly_one_wins",
+        ),
+        (
+            "a child lets go of its parent's lock",
+            "    if pid == os.getpid() and file is not None:",
+            "    if file is not None:",
+            "test_a_child_neither_inherits_the_lock_nor_lets_go_of_it",
+        ),
+    ),
+    *within(
+        "processes.py",
+        LOCK,
         (
             "a process that was given a dead writer's number holds its lock",
-            'return alive(pid) and started(pid) == holder.get("start")',
-            "return alive(pid)",
-            "test_a_number_given_to_another_process_does_not_hold_the_lock",
+            'return all(who.get(name) in (None, now[name]) for name in ("boot", "start"))',
+            "return True",
+            "test_a_number_that_another_process_has_now_holds_nothing",
         ),
         (
             "a writer on another machine is taken for dead",
-            "        return True  # cannot be known from here",
-            "        return False",
-            "test_another_machine_cannot_be_seen_so_it_is_believed",
-        ),
-        (
-            "who leaves takes the next writer's lock along",
-            "            if _read(file) == _me():",
-            "            if True:",
-            f"{KEPT}::test_who_does_not_hold_the_lock_does_not_release_it",
+            "        return None\n    pid = who.get",
+            "        return False\n    pid = who.get",
+            "test_another_machine_is_believed_and_the_way_out_is_said",
         ),
     ),
     *within(

@@ -34,8 +34,8 @@ ADVANTAGES = within(
     ),
     (
         "an answer shares its reward with other prompts' groups",
-        "keys = [(i // group, answer) for i, answer in enumerate(answers)]",
-        "keys = [(0, answer) for i, answer in enumerate(answers)]",
+        "keys = [(i // group, i if key is None else key) for i, key in enumerate(solutions)]",
+        "keys = [(0, i if key is None else key) for i, key in enumerate(solutions)]",
         "test_coverage_pays_each_its_shapley_value_of_the_distinct_right_answers",
     ),
     (
@@ -203,8 +203,8 @@ TRAINER = [
         RESUME,
         (
             "the oldest checkpoint is taken",
-            "sorted(numbered, reverse=True)",
-            "sorted(numbered)",
+            "    return sorted(found, key=lambda p: int(p.name[11:]), reverse=True)",
+            "    return sorted(found, key=lambda p: int(p.name[11:]))",
             "test_a_checkpoint_cut_short_is_passed_over",
         ),
         (

@@ -66,8 +66,8 @@ MUTANTS = [
         ),
         (
             "a worker killed while it was idle costs an answer",
-            "        for _ in range(2):",
-            "        for _ in range(1):",
+            "        for _ in range(2):\n            worker = worker or self._hire(",
+            "        for _ in range(1):\n            worker = worker or self._hire(",
             "test_an_idle_worker_that_is_killed_costs_nothing",
         ),
         (

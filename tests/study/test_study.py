@@ -49,6 +49,7 @@ def test_packaged_studies_are_whole(tmp_path):
         "mini",
         "frontier",
         "confirm",
+        "gsm8k_gate",
         "qwen1.5b",
         "qwen1.5b_look",
         "table1",
@@ -58,7 +59,8 @@ def test_packaged_studies_are_whole(tmp_path):
     }
     for name in list_studies():
         study = load_study(name)
-        EvalArguments(model="m", out="o", **study.evaluate)
+        settings = {key: value for key, value in study.evaluate.items() if key != "path"}
+        EvalArguments(model="m", out="o", **settings)
         for variant in study.variants:
             run = f"{variant}-s{study.seeds[0]}"
             recipe = tmp_path / f"{name}-{run}.yaml"

@@ -131,16 +131,15 @@ def test_payloads_are_wrong_and_do_nothing(generator, tmp_path):
 def test_behind_closed_doors_a_right_answer_is_right(scorer, generator):
     """After junk, in the same process: nothing it needs is refused, and nothing before it was left lying about.
 
-    An entry without an answer of its own, or one that depends on the interpreter's hash seed, cannot be asked.
+    An entry without an answer of its own cannot be asked. One that follows the order of sets is another in this process: its
+    gold says what it answers.
     """
     (problem,) = load_task(named(generator), limit=1)
-    answer = entry_of(problem)["answer"]
+    answer = json.loads(problem.answer)["answer"] if generator in gym.HASHED else entry_of(problem)["answer"]
     junk = tagged(["x y", "__import__('os')._exit(0)", "{}"])
     verdicts = scorer.judge([*junk, *tagged([answer])], [problem.answer] * 4)
     assert all(v.score in (0.0, None) for v in verdicts[:3])
-    if answer is not None and verdicts[3].reason != "unverifiable gold":
-        assert verdicts[3].reason == "right"
-    assert verdicts[3].reason != "unverifiable gold" or generator in ("polynomial_multiplication", "word_ladder")
+    assert verdicts[3].reason == ("right" if answer is not None else "wrong")
 
 
 # ---- rules against enumeration and SymPy ---------------------------------------------------------------------------

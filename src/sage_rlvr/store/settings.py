@@ -39,7 +39,6 @@ INPUTS = "inputs"
 def refuse_other(folder: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Samples drawn under two settings never share a store. Weights are known by their files, where both sides have
     looked: a folder that was moved is the same model, one whose files were replaced is not."""
-    _refuse_other_inputs(folder, stored, given)
     differs = {k: v for k, v in differences(stored, given).items() if k.partition(".")[0] != INPUTS}
     for source, files in WEIGHTS.items():
         known = files in stored and files in given
@@ -56,6 +55,7 @@ def refuse_other(folder: Path, stored: Mapping[str, Any], given: Mapping[str, An
         raise UserError(
             f"{folder} holds samples drawn with other settings: {said}; give --out another folder, or set that back."
         )
+    _refuse_other_inputs(folder, stored, given)
 
 
 def _refuse_other_inputs(folder: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:

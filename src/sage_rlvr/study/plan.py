@@ -211,6 +211,13 @@ def read_folder(out: str | Path) -> Study:
         raise UserError(
             f"{out} holds no study (there is no {RECORD}): run one with 'sage-rlvr study run FILE --out {out}'."
         )
-    parts: dict[str, Any] = {"name": str, "base": dict, "train": dict, "variants": dict, "seeds": list, "evaluate": dict}
+    parts: dict[str, Any] = {
+        "name": str,
+        "base": dict,
+        "train": dict,
+        "variants": dict,
+        "seeds": list,
+        "evaluate": dict,
+    }
     content = read_json(record, **parts)
     return Study(**{part: content[part] for part in parts})

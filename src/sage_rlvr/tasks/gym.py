@@ -8,6 +8,9 @@ A generator whose scorer evaluates answers as code has to be asked for as gym:NA
 
 import json
 import logging
+import os
+import subprocess
+import sys
 from contextlib import suppress
 from functools import cache, lru_cache
 from typing import Any
@@ -20,6 +23,7 @@ _log = logging.getLogger(__name__)
 JUDGE = "sage_rlvr.tasks.gym:GymJudge"
 CODE = "+code"  # how a name says that its generator's evaluating answers is known
 SHOWN = 200  # characters of its answer that a gold carries along, to be read and to be checked
+HASHED = {"knight_swap", "polynomial_multiplication", "word_ladder"}  # whose entries follow the order of sets
 _TEST_SEEDS = 500_000_000  # entry i of a set is made from seed + i, so the two splits are kept this far apart
 
 
@@ -113,16 +117,32 @@ def _generate(task: str, n: int, seed: int, split: str) -> list[Problem]:
         raise UserError(f"{task}: seed={seed} must lie in 0..999, which keeps training and test entries apart.")
     # Seeds n apart share no entry, so every (seed, split) has its own block of 500,000.
     start = seed * 500_000 + (_TEST_SEEDS if split == "test" else 0)
-    name = _inner(task)
-    generator = _dataset(name, start, n)
-    out = []
-    for i in range(n):
-        entry = generator[i]
-        gold = {"gym": name, "seed": start, "size": n, "index": i, "answer": str(entry["answer"])[:SHOWN]}
-        out.append(
-            Problem(f"gym:{name}-{split}-s{seed}-{i}", task, entry["question"], json.dumps(gold), {"split": split})
-        )
+    name, out = _inner(task), []
+    for i, (question, answer) in enumerate(_entries(name, start, n)):
+        gold = {"gym": name, "seed": start, "size": n, "index": i, "answer": answer[:SHOWN]}
+        out.append(Problem(f"gym:{name}-{split}-s{seed}-{i}", task, question, json.dumps(gold), {"split": split}))
     return out
+
+
+def _entries(name: str, seed: int, n: int) -> list[tuple[str, str]]:
+    """(question, answer) of each. Some walk through sets of texts, so that every process makes other entries, and no gold could
+    be made again: those are made where texts hash as they do in the workers that judge."""
+    if name in HASHED and sys.flags.hash_randomization:
+        path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+        code = "import sys; from sage_rlvr.tasks.gym import _print_entries; _print_entries(*sys.argv[1:])"
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code, name, str(seed), str(n)],
+            env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+        return [(question, answer) for question, answer in json.loads(done.stdout)]
+    made = _dataset(name, seed, n)
+    return [(entry["question"], str(entry["answer"])) for entry in (made[i] for i in range(n))]
+
+
+def _print_entries(name: str, seed: str, n: str) -> None:
+    print(json.dumps(_entries(name, int(seed), int(n))))
 
 
 @lru_cache(maxsize=64)
