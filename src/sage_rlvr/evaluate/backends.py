@@ -188,8 +188,8 @@ def _vllm(
         more=((CACHE, int(gib * 2**30)),) if gib else (),
     )
     gpus = [gpu for gpu in visible_gpus() or ["cpu"] for _ in range(engines_per_gpu)]
-    if isinstance(latest, VllmBackend) and latest.takes(settings, gpus):
-        return latest
     if latest is not None:
+        if isinstance(latest, VllmBackend) and latest.takes(settings, gpus):
+            return latest
         latest.close()
     return VllmBackend(settings, gpus)
