@@ -28,7 +28,7 @@ class Registry(Generic[T]):
                 )
             if self.classes.get(name, cls).__qualname__ != cls.__qualname__:
                 taken = self.classes[name].__name__
-                raise UserError(f"the name {name!r} of a {self.word} is taken ({taken}): choose another name.")
+                raise UserError(f"the {self.word} {name!r} is registered already ({taken}); choose another name.")
             cls.name = name  # type: ignore[attr-defined]
             self.classes[name] = cls
             return cls
@@ -47,7 +47,9 @@ class Registry(Generic[T]):
             cls = getattr(import_module(module), attribute)
         except (ImportError, AttributeError) as e:
             raise UserError(
-                f"{self.word}={name!r} could not be loaded ({e}); it must be an importable 'package.module:Class'."
+                f"{self.word}={name!r} could not be loaded ({e}); it must be an importable 'package.module:Class': for one in "
+                "the working directory, name its module before the verb, sage-rlvr --import MODULE …, or put the folder on "
+                "PYTHONPATH."
             ) from e
         if not self._is_one(cls):
             raise UserError(f"{self.word}={name!r} is not a subclass of sage_rlvr.{self.parent.__name__}.")

@@ -262,7 +262,7 @@ def test_rewards_outside_0_and_1(name, rewards):
         (lambda: make_advantage(["rarity", "passk"]), "pays unequally"),
         (lambda: make_advantage(["rarity", "focal"], share=0.5), "under a name"),
         (lambda: make_advantage([]), "names none"),
-        (lambda: register_advantage("focal")(type("Mine", (Advantage,), {})), "taken"),
+        (lambda: register_advantage("focal")(type("Mine", (Advantage,), {})), "registered already"),
     ],
 )
 def test_a_sentence_for_what_cannot_be(make, says):

@@ -29,7 +29,7 @@ def clean(desk, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     shutil.copytree(desk, tmp_path, dirs_exist_ok=True)
-    shelves = [guides._GUIDES, registry.TASKS, scorers.SCORERS, PATTERNS]
+    shelves = [guides._REGISTRY.classes, registry.TASKS, scorers.SCORERS, PATTERNS]
     before = [dict(shelf) for shelf in shelves]
     yield
     for shelf, content in zip(shelves, before):

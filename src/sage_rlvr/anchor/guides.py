@@ -15,8 +15,6 @@ To add one, subclass :class:`Guide`, write ``log_q`` and register it:
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from importlib import import_module
-from numbers import Real
 from typing import Any, ClassVar
 
 import torch
@@ -25,6 +23,7 @@ from torch import Tensor
 from sage_rlvr.anchor import noise
 from sage_rlvr.anchor.schedules import CosineRestarts
 from sage_rlvr.errors import UserError
+from sage_rlvr.registered import Registry
 
 
 @dataclass
@@ -142,61 +141,10 @@ def tellable(log_q: Tensor) -> Tensor:
 
 # ---- the registry --------------------------------------------------------------------------------------------------
 
-_GUIDES: dict[str, type[Guide]] = {}
-
-
-def register_guide(name: str) -> Callable[[type[Guide]], type[Guide]]:
-    """Class decorator: makes a guide known by name to make_guide, the config and the command line."""
-
-    def register(cls: type[Guide]) -> type[Guide]:
-        if not (isinstance(cls, type) and issubclass(cls, Guide)):
-            raise UserError(f"register_guide({name!r}) takes a subclass of sage_rlvr.Guide, not {cls!r}.")
-        if _GUIDES.get(name, cls).__qualname__ != cls.__qualname__:
-            raise UserError(
-                f"a guide named {name!r} is registered already ({_GUIDES[name].__name__}); choose another name."
-            )
-        cls.name = name
-        _GUIDES[name] = cls
-        return cls
-
-    return register
-
-
-def guide_class(name: str) -> type[Guide]:
-    """The class behind a registered name or a "package.module:Class"."""
-    if name in _GUIDES:
-        return _GUIDES[name]
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise UserError(
-            f"guide={name!r} is unknown; choose one of {', '.join(sorted(_GUIDES))}, or 'package.module:Class'."
-        )
-    try:
-        cls = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as e:
-        raise UserError(
-            f"guide={name!r} could not be loaded ({e}); it must be an importable 'package.module:Class': for one in the working "
-            "directory, name its module before the verb, sage-rlvr --import MODULE …, or put the folder on PYTHONPATH."
-        ) from e
-    if not (isinstance(cls, type) and issubclass(cls, Guide)):
-        raise UserError(f"guide={name!r} is not a subclass of sage_rlvr.Guide.")
-    if "name" not in vars(cls):
-        cls.name = name
-    return cls
-
-
-def make_guide(name: str, **args: Any) -> Guide:
-    """A guide by registered name, or "package.module:Class", with its arguments checked: by name, and numbers to be some."""
-    cls = guide_class(name)
-    known = inspect.signature(cls).parameters
-    if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
-        for unknown in (a for a in args if a not in known):
-            raise UserError(f"guide {name!r} has no argument {unknown!r}; it takes {', '.join(known) or 'none'}.")
-    for field, value in args.items():  # from a recipe or a flag: YAML reads 1e-1 as text
-        number = field in known and known[field].annotation in (int, float)
-        if number and not (isinstance(value, Real) and value == value):
-            raise UserError(f"guide {name!r}: {field}={value!r} is not a number; write one, such as 0.3.")
-    return cls(**args)
+_REGISTRY = Registry("guide", Guide)
+register_guide = _REGISTRY.register
+guide_class = _REGISTRY.get
+make_guide = _REGISTRY.make
 
 
 # ---- the guides ----------------------------------------------------------------------------------------------------
