@@ -421,6 +421,30 @@ def test_an_adapter_is_laid_on_the_base_that_is_here(folder, tmp_path):
     assert (laid / "adapter_model.safetensors").read_text() == "weights"
 
 
+def test_checkpoints_of_the_path_travel_with_what_was_trained(folder, tmp_path):
+    """A machine that ends between training and evaluation takes nothing along that was drawn."""
+    record = json.loads((folder / "study.json").read_text())
+    record["evaluate"]["path"], record["train"]["save_steps"] = {"steps": [2]}, 2
+    (folder / "study.json").write_text(json.dumps(record))
+    last = folder / study().runs()[-1] / "train"
+    for place, weights in (("checkpoint-2", "early"), ("checkpoint-4", "not asked for"), (".", "last")):
+        (last / place).mkdir(parents=True, exist_ok=True)
+        (last / place / "adapter_model.safetensors").write_text(weights)
+        (last / place / "optimizer.pt").write_text("large")
+        (last / place / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "/elsewhere/model"}))
+    (last / "run.json").write_text(json.dumps({"settings": {}, "finished": True}))
+    pack(folder, tmp_path / "records", trained=True)
+    unpack([tmp_path / "records"], tmp_path / "there")
+    laid, base = tmp_path / "there" / last.parent.name / "train", start_model(tmp_path / "there")
+    assert sorted(str(f.relative_to(laid)) for f in laid.rglob("*.*")) == [
+        "adapter_config.json", "adapter_model.safetensors", "checkpoint-2/adapter_config.json",
+        "checkpoint-2/adapter_model.safetensors", "run.json",
+    ]  # fmt: skip
+    assert (laid / "checkpoint-2" / "adapter_model.safetensors").read_text() == "early"
+    for config in laid.rglob("adapter_config.json"):
+        assert json.loads(config.read_text()) == {"base_model_name_or_path": base}
+
+
 def test_a_model_in_a_folder_is_not_copied_into_the_study(tmp_path):
     """Named by its absolute path, which joined to the place of packaged models is itself."""
     mine = tmp_path / "mine"

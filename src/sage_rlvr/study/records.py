@@ -2,7 +2,7 @@
 
 FOLDER/runs.jsonl.gz       a line for the study, then one per finished run: counts (of its path too), log, cost, versions
 FOLDER/base.tar.gz         the model every variant starts from, where the study made it: trained again it would be another one
-FOLDER/trained/RUN.tar.gz  on request: what was trained and is still to be evaluated, elsewhere
+FOLDER/trained/RUN.tar.gz  on request: what was trained and is still to be evaluated, elsewhere (with the checkpoints of its path)
 
 ``unpack`` puts finished runs into a study's folder as done, so that ``study run`` leaves them alone and ``study table`` and
 ``study frontier`` count them; several folders of records may be laid into one study.
@@ -55,14 +55,20 @@ def pack(out: str | Path, to: str | Path, trained: bool = False) -> int:
         model = Path(start_model(out))
         if model.resolve().is_relative_to(out.resolve()):  # else it was there before, and is wherever the user has it
             _pack_model(model, to / BASE)
+    steps = path_steps(out)
     for run in read_folder(out).runs()[1:] if trained else ():
         archive = to / TRAINED / f"{run}.tar.gz"
         if run in done:
             archive.unlink(missing_ok=True)
         elif _is_trained(out / run / "train") and not archive.is_file():
             archive.parent.mkdir(exist_ok=True)
-            _pack_model(out / run / "train", archive)
+            _pack_model(out / run / "train", archive, [f"checkpoint-{step}" for step in steps])
     return len(done)
+
+
+def path_steps(out: Path) -> list[int]:
+    """The steps whose checkpoints are evaluated beside a run's last weights."""
+    return read_folder(out).evaluate.get("path", {}).get("steps", [])
 
 
 def _is_trained(folder: Path) -> bool:
@@ -86,8 +92,7 @@ def _record(out: Path, run: str) -> dict[str, Any]:
         "status": {k: status[k] for k in KEPT if k in status},
         "counts": compact(out / run / "eval"),
     }
-    steps = read_folder(out).evaluate.get("path", {}).get("steps", []) if run != "base" else []
-    if steps:
+    if run != "base" and (steps := path_steps(out)):
         record["path"] = {str(step): compact(at_step(out / run / "eval", step)) for step in steps}
     made = out / run / "eval" / "made.json"
     if made.is_file():
@@ -117,9 +122,10 @@ def _short(entry: dict[str, Any]) -> dict[str, Any]:
     return {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in entry.items()}
 
 
-def _pack_model(model: Path, to: Path) -> None:
-    """The same files, the same bytes: whose they were and when is left out."""
-    files = sorted({f for pattern in WEIGHTS for f in model.glob(pattern)})
+def _pack_model(model: Path, to: Path, checkpoints: Sequence[str] = ()) -> None:
+    """The model's files and its checkpoints' weights. The same files, the same bytes: whose they were and when is left out."""
+    folders = [model, *(model / name for name in checkpoints)]
+    files = sorted({f for folder in folders for pattern in WEIGHTS for f in folder.glob(pattern)})
     part = to.with_name(f"{to.name}.part")
     with (
         part.open("wb") as raw,
@@ -127,7 +133,7 @@ def _pack_model(model: Path, to: Path) -> None:
         tarfile.open(fileobj=f, mode="w") as tar,
     ):
         for file in files:
-            entry = tarfile.TarInfo(file.name)
+            entry = tarfile.TarInfo(str(file.relative_to(model)))
             entry.size = file.stat().st_size
             with file.open("rb") as content:
                 tar.addfile(entry, content)
@@ -222,7 +228,8 @@ def _unpack_trained(archive: Path, folder: Path, base: str) -> None:
         recipe = json.loads((part / RECIPE).read_text(encoding="utf-8"))
         recipe["settings"]["model_name_or_path"] = base
         (part / RECIPE).write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")
-        if (part / ADAPTER).is_file():
-            adapter = json.loads((part / ADAPTER).read_text(encoding="utf-8"))
-            adapter["base_model_name_or_path"] = base
-            (part / ADAPTER).write_text(json.dumps(adapter, indent=2) + "\n", encoding="utf-8")
+        for config in (part / ADAPTER, *part.glob(f"*/{ADAPTER}")):
+            if config.is_file():
+                adapter = json.loads(config.read_text(encoding="utf-8"))
+                adapter["base_model_name_or_path"] = base
+                config.write_text(json.dumps(adapter, indent=2) + "\n", encoding="utf-8")
