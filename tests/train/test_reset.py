@@ -114,8 +114,9 @@ def test_the_reference_is_the_policy_of_the_latest_reset(way, folder, adapter, t
 @pytest.mark.parametrize("way", ["full", "lora"])
 def test_rollouts_in_use_keep_the_reference_they_came_with(way, folder, adapter, tmp_path):
     options = {"steps_per_generation": 2, "num_iterations": 2, "max_steps": 5, "gradient_accumulation_steps": 1}
-    trainer = build(way, folder, adapter, tmp_path, anchor_reset=1, **options)
+    trainer = build(way, folder, adapter, tmp_path, anchor_reset=1, logging_steps=5, **options)
     trainer.train()
+    assert logged(trainer, METRIC) == [5], "the number so far, not its mean over the steps of a log"
     first, second = trainer.batches[:2]
     assert torch.equal(first[0], first[1][0])
     assert [torch.equal(second[0], logps) for logps in second[1]] == [False] * 4 + [True]
@@ -134,6 +135,25 @@ def test_without_it_trl_makes_the_reference(folder, adapter, tmp_path):
     assert logged(trainer, "kl_ref")[1] > 0
     assert all(torch.equal(ref, policies[0]) for ref, policies in trainer.batches)
     assert "anchor_reset" not in (trainer.create_model_card() or (tmp_path / "README.md").read_text())
+
+
+def test_the_policy_is_itself_again_where_the_reference_pass_fails(folder, adapter, tmp_path):
+    trainer = build("lora", folder, adapter, tmp_path, anchor_reset=2)
+    trainer._anchor_reset.reset()
+    at_reset = weights(trainer)
+    for p in trainer.model.parameters():
+        if p.requires_grad:
+            p.data += 1
+    moved = weights(trainer)
+
+    def fails():
+        with trainer._anchor_reset.adapter(trainer.model, None):
+            assert all(torch.equal(at_reset[n], w) for n, w in weights(trainer).items())
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        fails()
+    assert all(torch.equal(moved[n], w) for n, w in weights(trainer).items())
 
 
 # ---- what is saved -------------------------------------------------------------------------------------------------

@@ -67,6 +67,7 @@ CASES = {
     "second epoch": {"max_steps": 16, "guide": "branch"},
     "dynamic sampling": {"max_steps": 6, "guide": "branch", "dynamic_sampling": 2},
     "exact credit": {"max_steps": 5, "guide": "branch", "anchor_estimator": "k1-reward"},
+    "after an anchor reset": {"max_steps": 5, "guide": "branch", "anchor_reset": 2},
 }  # fmt: skip
 
 
