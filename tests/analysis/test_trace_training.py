@@ -160,6 +160,7 @@ def test_a_trace_cut_short_goes_on_with_the_same_batch(tmp_path, base, monkeypat
     [
         ({}, "no run.json beside the checkpoints says which guide"),
         ({"guide": "branch", "sync_ref_model": True}, "the run moved its reference"),
+        ({"guide": "branch", "anchor_reset": 5}, "the run's reference became its policy every 5 steps"),
         ({"guide": "verified", "rarity": 0.5}, "the guide looks at rewards that were shared out"),
     ],
 )

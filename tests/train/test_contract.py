@@ -3,10 +3,13 @@
 import inspect
 import re
 
+import torch
 import trl
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
-from trl.trainer import utils
+from trl.trainer import callbacks, grpo_trainer, utils
+
+from . import tiny
 
 
 def source(function):
@@ -91,6 +94,16 @@ def test_the_model_scores_labels():
     says("outputs.log_probs[:, -logits_to_keep:]" in code, "log_probs come out, of tokens 1 to T − 1")
     fused = source(utils.add_fused_lm_head)
     says("labels = labels[:, 1:]" in fused and "mask = labels != -100" in fused, "labels are shifted, -100 is left out")
+
+
+def test_the_reference_of_an_adapter_is_made_by_name():
+    code = source(GRPOTrainer._generate_and_score_completions)
+    says(code.count("with use_adapter(model, adapter_name=") == 1, "use_adapter makes the reference of an adapter")
+    says(hasattr(grpo_trainer, "use_adapter"), "use_adapter is a name of the trainer's module")
+    model = tiny.model()
+    other = tiny.model(seed=1)
+    callbacks.SyncRefModelCallback._sync_target_model(model, other, 1.0)
+    says(all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters())), "α = 1 copies, bit for bit")
 
 
 def test_vllms_engine_is_started_by_name():

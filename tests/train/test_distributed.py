@@ -66,12 +66,14 @@ CASES = {
         "guide": "branch", "advantage": "coverage", "dynamic_sampling": 2, "flat": True, "anchor_estimator": "k1-reward",
         "loss_type": "dr_grpo", "scale_rewards": "none",
     },
+    "an anchor reset": {"guide": "branch", "anchor_reset": 2},
+    "an anchor reset, lora": {"guide": "branch", "anchor_reset": 2, "lora": True},
 }  # fmt: skip
 STEPS = {"max_steps": 3, "learning_rate": 1e-3, "shuffle_dataset": False}
 ROW_METRICS = (
     "reward", "reward_std", "frac_reward_zero_std", "sage/zero_variance_groups", "sage/flat_groups_left",
     "sage/distinct_answers", "sage/bonus_abs", "sage/bonus_to_reward", "sage/bonus_length_correlation",
-    "completions/mean_length", "num_tokens", "grad_norm",
+    "sage/anchor_resets", "completions/mean_length", "num_tokens", "grad_norm",
 )  # fmt: skip
 TOKEN_METRICS = ("kl", "kl_ref", "entropy", "sage/pseudo_kl", "sage/q_mean", "sage/q_min", "sage/q_max", "sage/active")
 
@@ -145,6 +147,16 @@ def test_a_quantile_is_of_all_ranks_rows(runs, case):
     assert any(x for q in one.values() for x in q)
     for place, q in one.items():
         assert q == pytest.approx(two[place], abs=1e-5)
+
+
+def one_reset(log):
+    """After the second of three steps: the third finds the policy at its reference."""
+    return [entry["sage/anchor_resets"] for entry in log] == [0, 1, 1] and log[1]["kl_ref"] > 0 == log[2]["kl_ref"]
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if "reset" in name])
+def test_every_ranks_reference_becomes_the_policy(runs, case):
+    assert [one_reset(run[case]["log"]) for run in runs] == [True, True]
 
 
 def test_what_rank_0_decides_holds_everywhere(runs):

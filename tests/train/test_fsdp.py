@@ -5,14 +5,16 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
 
 from sage_rlvr.train import manifest
 from sage_rlvr.train.launch import packaged
 
-from .test_distributed import ROW_METRICS, STEPS, TOKEN_METRICS, flat, launch, near, same_metrics
+from .test_distributed import ROW_METRICS, STEPS, TOKEN_METRICS, flat, launch, near, one_reset, same_metrics
 
+RESET = STEPS | {"guide": "branch", "anchor_reset": 2}
 RANDOM = STEPS | {"guide": "random", "guide_args": {"epsilon": 1.0}}
 SAME = {
     "full, branch k3": STEPS | {"guide": "branch"},
@@ -25,6 +27,8 @@ SAME = {
     "lora, tempered to_go": STEPS | {
         "guide": "tempered", "anchor_estimator": "k1-reward", "anchor_credit": "to_go", "lora": True,
     },
+    "full, reset": RESET,
+    "lora, reset": RESET | {"lora": True},
 }  # fmt: skip
 SAVES = {"save_strategy": "steps", "save_steps": 1, "folder": "saved"}
 SHARDED_ONLY = {
@@ -34,6 +38,12 @@ SHARDED_ONLY = {
     "the optimizer damaged": RANDOM | SAVES | {"resume": True, "damaged": "checkpoint-3/optimizer.bin"},
     "sampled": STEPS | {"sampled": True, "stop_strings": ["a", "b"]},
 }
+for name in ("full, reset", "lora, reset"):
+    place = SAVES | {"folder": name}
+    SHARDED_ONLY |= {
+        f"{name}, cut": SAME[name] | place | {"max_steps": 2},
+        f"{name}, on": SAME[name] | place | {"resume": True},
+    }
 
 
 def settings():
@@ -50,7 +60,7 @@ def settings():
 def runs(tmp_path_factory):
     one = launch(1, tmp_path_factory.mktemp("one"), SAME)
     full = {name: case for name, case in (SAME | SHARDED_ONLY).items() if "lora" not in case}
-    lora = {name: case for name, case in SAME.items() if "lora" in case}
+    lora = {name: case for name, case in (SAME | SHARDED_ONLY).items() if "lora" in case}
     lora["lora, sampled"] = SHARDED_ONLY["sampled"] | {"lora": True}
     folder = tmp_path_factory.mktemp("fsdp")
     sharded = launch(2, folder, full | lora, env=settings(), fsdp=True)
@@ -91,6 +101,18 @@ def test_a_sharded_run_goes_on_from_its_checkpoint(runs):
     whole = runs.one["full, random k3"]["losses"]
     assert runs.sharded["interrupted"]["losses"] + runs.sharded["resumed"]["losses"] == near(whole)
     assert len(runs.sharded["resumed"]["losses"]) == 1
+
+
+@pytest.mark.parametrize("case", ["full, reset", "lora, reset"])
+def test_a_sharded_reference_becomes_the_policy_and_is_saved(runs, case):
+    whole, resumed = runs.sharded[case], runs.sharded[f"{case}, on"]
+    assert one_reset(whole["log"])
+    assert resumed["losses"] == whole["losses"][2:]
+    assert torch.equal(flat(resumed["weights"]), flat(whole["weights"]))
+    listed = json.loads((runs.folder / "out" / case.replace(" ", "_") / "checkpoint-3" / manifest.NAME).read_text())[
+        "files"
+    ]
+    assert {"sage_reference_0.pt", "sage_reference_1.pt"} <= listed.keys()
 
 
 @pytest.mark.parametrize("case", ["rank 1's state damaged", "the optimizer damaged"])

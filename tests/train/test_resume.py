@@ -72,6 +72,7 @@ CASES = {
     },
     "k falls with the step": {"max_steps": 6, "guide": "none", "advantage": "pkpo", "advantage_args": {"k": 3, "anneal": 1.0}},
     "exact credit": {"max_steps": 5, "guide": "branch", "anchor_estimator": "k1-reward"},
+    "after an anchor reset": {"max_steps": 5, "guide": "branch", "anchor_reset": 2},
 }  # fmt: skip
 
 

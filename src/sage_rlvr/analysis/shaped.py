@@ -17,7 +17,7 @@ KEY = ("task", "problem", "seed", "index")
 # what q and the penalty follow from, beside the weights; the seed is a draw's, and runs may differ in it
 SHAPES = (
     "guide", "guide_args", "guide_center", "temperature", "generation_batch_size", "mask_truncated_completions",
-    "sync_ref_model", "coverage", "rarity",
+    "sync_ref_model", "anchor_reset", "coverage", "rarity",
 )  # fmt: skip
 SHARED_OUT = (
     "coverage",
@@ -99,6 +99,9 @@ def anchor_of(
         unknown = "no run.json beside the checkpoints says which guide they were trained with: name one with --guide"
     elif own.get("sync_ref_model") and not reference_named:
         unknown = "the run moved its reference (sync_ref_model=True) and did not keep it"
+    elif own.get("anchor_reset") and not reference_named:
+        every = own["anchor_reset"]
+        unknown = f"the run's reference became its policy every {every} steps (anchor_reset): name one with --reference"
     elif made is not None and "rewards" in made.needs and any(map(own.get, SHARED_OUT)):
         unknown = (
             "the guide looks at rewards that were shared out within groups (coverage, rarity), and none are stored"
@@ -119,8 +122,8 @@ def anchor_of(
 def _refuse_two(one: dict[str, Any], other: dict[str, Any], guide_named: bool) -> None:
     fields = [f for f in SHAPES if not (guide_named and f in ("guide", "guide_args"))]
     for field in fields:
-        was, now = (run["settings"].get(field, 0.0 if field in SHARED_OUT else None) for run in (one, other))
-        if was != now:
+        was, now = one["settings"].get(field), other["settings"].get(field)
+        if (was or None) != (now or None):  # a field that a release does not have is off in it
             raise UserError(
                 f"{one['folder']} was trained with {field}={was!r} and {other['folder']} with {now!r}, so they have no q in "
                 "common: trace one run at a time, each with an --out of its own."

@@ -20,6 +20,10 @@ def describe(args: SAGEConfig, guide: Guide | None, peft: bool) -> str:
     )
     if args.sync_ref_model:
         reference += f", moved toward the policy every {args.ref_model_sync_steps} steps (sync_ref_model)"
+    if args.anchor_reset:
+        reference += (
+            f", and every {args.anchor_reset} steps the policy of that step (anchor_reset); the optimizer goes on"
+        )
     if args.beta == 0:
         anchor = "none (beta = 0)"
     else:

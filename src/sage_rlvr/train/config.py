@@ -11,7 +11,7 @@ from sage_rlvr.advantage import Advantage, make_advantage
 from sage_rlvr.anchor import ESTIMATORS, Guide, make_guide
 from sage_rlvr.anchor.penalty import CREDITS
 from sage_rlvr.errors import UserError
-from sage_rlvr.train import gone
+from sage_rlvr.train import gone, reset
 
 # what a loss type divides by: rows of the batch it sees, counted tokens of it, or the rollout batch's tokens
 WEIGHTS = {
@@ -61,6 +61,13 @@ class SAGEConfig(GRPOConfig):
         metadata={"help": "'batch' subtracts the mean of log q over counted tokens, so that the bonus does not pay for "
                   "length; 'none' is as published."},
     )  # fmt: skip
+    anchor_reset: int = field(
+        default=0,
+        metadata={
+            "help": "ProRL: every so many optimizer steps the reference becomes the policy, with an adapter "
+            "too. 0: never."
+        },
+    )
     dynamic_sampling: int = field(
         default=0,
         metadata={
@@ -156,6 +163,7 @@ class SAGEConfig(GRPOConfig):
         self._check_credit()
         self._name_advantage()
         self._check_advantage(self.make_advantage())
+        reset.check(self)
         self._check_rollouts()
         if self.tokens_per_microbatch is not None:
             self._check_micro_batches()
@@ -230,7 +238,7 @@ class SAGEConfig(GRPOConfig):
             found.append(
                 f"vllm_importance_sampling_mode={mode!r} weighs what the sampler's numerics change (exact: none)"
             )
-        return found
+        return found + reset.departures(self)
 
     # ---- what is refused -------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import is_peft_model
 from torch import Tensor
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
@@ -22,6 +23,7 @@ from sage_rlvr.train.checkpoint import (
     take_last_complete,
 )
 from sage_rlvr.train.credit import Credit
+from sage_rlvr.train.reset import AnchorReset
 
 
 class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
@@ -29,6 +31,7 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
     credit: Credit
     _stream: rollouts.PromptStream | None  # of DAPO's new prompts
     _sigterm: SaveOnSigterm
+    _anchor_reset: AnchorReset
 
     def _get_train_sampler(self, dataset: Any = None) -> ResumableSampler:
         theirs = super()._get_train_sampler(dataset)
@@ -45,6 +48,7 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
             "stream": self._stream.position if self._stream is not None else None,
             "guide": self.guide.state_dict() if self.guide is not None else None,
             "advantage": self.credit.advantage.state_dict(),
+            "anchor_reset": self._anchor_reset.save(checkpoint),
         }
         save_state(checkpoint, self.accelerator.process_index, state)
 
@@ -58,6 +62,7 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
             self.guide.load_state_dict(state["guide"])
         if "advantage" in state:  # not in those of earlier releases
             self.credit.advantage.load_state_dict(state["advantage"])
+        self._anchor_reset.load(checkpoint, state.get("anchor_reset"))
         device = self.accelerator.device
         on_device = lambda x: x.to(device) if isinstance(x, Tensor) else x  # noqa: E731
         self._step = state["step"]
@@ -68,6 +73,22 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
         if state["stream"] is not None:
             self._stream = rollouts.PromptStream(self.train_dataset, self.args.seed)
             self._stream.position = state["stream"]
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        """The adapter that is trained, alone. Where one was given, TRL keeps a frozen copy beside it, "ref". Saved, that is a
+        folder nobody asked for; and on resume transformers loads it alone, and not the trained one."""
+        adapters = self.model.peft_config if is_peft_model(self.model) else {}
+        aside = adapters.pop("ref", None)
+        try:
+            super()._save(output_dir, state_dict)
+        finally:
+            if aside is not None:
+                adapters["ref"] = aside
+
+    def _load_from_checkpoint(self, checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(checkpoint, model)
+        if is_peft_model(self.model) and not self.is_fsdp_enabled and Path(checkpoint, "ref").is_dir():
+            self.model.load_adapter(checkpoint, "default", is_trainable=True)  # of an earlier release: see _save
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """TRL's train. ``resume_from_checkpoint=True`` takes the newest checkpoint that is whole, or starts if there is none."""

@@ -33,6 +33,7 @@ from sage_rlvr.train.credit import Credit, counted
 from sage_rlvr.train.dropout import active_dropout, disable_dropout
 from sage_rlvr.train.generation import GeneratingTrainer, llm_with_room, own_port
 from sage_rlvr.train.lens import IN_TRL, LossLens, RolloutLens, check_finite
+from sage_rlvr.train.reset import AnchorReset
 from sage_rlvr.train.reward_guard import RewardGuard
 
 
@@ -95,6 +96,7 @@ class SAGETrainer(GeneratingTrainer):
         self._set_stop_strings(args.stop_strings or [])
         self._sigterm = SaveOnSigterm(self.accelerator)
         self.add_callback(self._sigterm)
+        self._anchor_reset = AnchorReset(self)
         self.add_callback(self._guard)
         self.add_callback(LogFile())
         if self.guide is None and self.num_iterations * args.steps_per_generation == args.gradient_accumulation_steps:
@@ -155,7 +157,8 @@ class SAGETrainer(GeneratingTrainer):
         if not self.stop_strings:
             self.mask_truncated_completions = masked  # TRL's own rule is right
         try:
-            with in_place(grpo_trainer, rollouts.quick_pad, "pad"):
+            reference = in_place(grpo_trainer, self._anchor_reset.adapter, "use_adapter")
+            with in_place(grpo_trainer, rollouts.quick_pad, "pad"), reference:
                 output = super()._generate_and_score_completions(inputs)
         finally:
             self._lens, self.mask_truncated_completions = None, masked
