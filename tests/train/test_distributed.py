@@ -31,6 +31,7 @@ def launch(processes, folder, cases, env=None, **job):
     return saved
 
 
+TAUGHT = {"rate": 0.1, "kappa": 20.0}
 CASES = {
     "branch k3 grpo": {"guide": "branch"},
     "branch k3 grpo, lora": {"guide": "branch", "lora": True},
@@ -56,6 +57,14 @@ CASES = {
     },
     "a quantile, micro-batches, centred": {
         "guide": "tempered-quantile", "guide_args": {"quantile": 0.5}, "guide_center": "batch", "tokens_per_microbatch": 40,
+    },
+    "group, groups across ranks": {
+        "guide": "group", "anchor_estimator": "k1-reward", "loss_type": "dr_grpo", "scale_rewards": "none", "global_rows": 4,
+    },
+    "value, micro-batches": {"guide": "value", "guide_args": TAUGHT, "tokens_per_microbatch": 40},
+    "value, lora, to_go, accumulated": {
+        "guide": "value", "guide_args": TAUGHT, "anchor_estimator": "k1-reward", "anchor_credit": "to_go", "lora": True,
+        "gradient_accumulation_steps": 2,
     },
     "dynamic sampling, beta": {
         "guide": "branch", "dynamic_sampling": 3, "advantage": "beta", "loss_type": "dapo", "flat": True,
@@ -139,6 +148,14 @@ def test_a_quantile_is_of_all_ranks_rows(runs, case):
     assert any(x for q in one.values() for x in q)
     for place, q in one.items():
         assert q == pytest.approx(two[place], abs=1e-5)
+
+
+def test_every_rank_has_the_head_that_one_process_would_have(runs):
+    for case in (name for name in CASES if name.startswith("value")):
+        (one,), (first, second) = (run[case]["head"] for run in runs)
+        assert torch.equal(first, second), "to the last bit"
+        assert one.tolist() == pytest.approx(first.tolist(), rel=1e-4, abs=1e-4)
+        assert one.any()
 
 
 def test_what_rank_0_decides_holds_everywhere(runs):

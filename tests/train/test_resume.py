@@ -67,6 +67,11 @@ CASES = {
     "second epoch": {"max_steps": 16, "guide": "branch"},
     "dynamic sampling": {"max_steps": 6, "guide": "branch", "dynamic_sampling": 2},
     "exact credit": {"max_steps": 5, "guide": "branch", "anchor_estimator": "k1-reward"},
+    "a head that learns": {"max_steps": 6, "guide": "value", "guide_args": {"width": 3, "rate": 0.3, "kappa": 30.0}},
+    "a head that learns, inside the rollout buffer": {
+        "max_steps": 7, "guide": "value", "guide_args": {"rate": 0.3, "kappa": 30.0}, "gradient_accumulation_steps": 2,
+        "steps_per_generation": 4, "num_iterations": 2,
+    },
 }  # fmt: skip
 
 
@@ -77,7 +82,7 @@ def test_kill_and_resume_changes_nothing(model, whole, tmp_path, case):
     killed = run(model, tmp_path / "cut", tmp_path / "cut.json", die_at=["step", die_at], **options)
     assert killed.returncode == -signal.SIGKILL
     assert last_complete(tmp_path / "cut").endswith(f"checkpoint-{die_at}")
-    if case == "inside the rollout buffer":
+    if case.endswith("inside the rollout buffer"):
         state = load_state(tmp_path / "cut" / f"checkpoint-{die_at}", 0)
         assert state["buffer"] is not None, "the kill fell inside a buffer"
     resumed = run(model, tmp_path / "cut", tmp_path / "cut.json", resume=True, **options)

@@ -19,6 +19,7 @@ SHAPES = (
     "guide", "guide_args", "guide_center", "temperature", "generation_batch_size", "mask_truncated_completions",
     "sync_ref_model", "coverage", "rarity",
 )  # fmt: skip
+NOT_STORED = ("group", "hidden")  # signals that no evaluation has
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,11 @@ def anchor_of(
         unknown = "no run.json beside the checkpoints says which guide they were trained with: name one with --guide"
     elif own.get("sync_ref_model") and not reference_named:
         unknown = "the run moved its reference (sync_ref_model=True) and did not keep it"
+    elif made is not None and (made.learns or not made.needs.isdisjoint(NOT_STORED)):
+        unknown = (
+            "the guide follows what training's own groups and batches showed (their solve rates, hidden states), and none of it "
+            "is stored"
+        )
     elif made is not None and "rewards" in made.needs and (own.get("coverage") or own.get("rarity")):
         unknown = (
             "the guide looks at rewards that were shared out within groups (coverage, rarity), and none are stored"
