@@ -18,6 +18,7 @@ from sage_rlvr.anchor.guides import Guide, Signals, _not_negative, register_guid
 from sage_rlvr.errors import UserError
 
 AT_ONCE = 1 << 26  # float32 numbers of hidden states that are worked on together: 256 MiB
+EPS = 1e-4  # Adam's: where a gradient cancels, what is left of it is rounding, and must not become a step
 
 
 def shares(rewards: Tensor, guide: str) -> Tensor:
@@ -26,8 +27,8 @@ def shares(rewards: Tensor, guide: str) -> Tensor:
     outside = rewards[(rewards < 0) | (rewards > 1)]
     if len(outside):
         raise UserError(
-            f"guide {guide!r} takes rewards between 0 and 1, how much of it is right, and one is {outside[0].item():g}: use a 0/1 "
-            "reward, bring yours to that range, or choose another guide."
+            f"guide {guide!r} takes rewards between 0 and 1, how much of it is right, and one is {outside[0].item():g}: use a "
+            "0/1 reward, bring yours to that range, or choose another guide."
         )
     return rewards
 
@@ -160,7 +161,7 @@ class ValueGuide(Guide):
         if self._head is None:
             saved, self._saved = self._saved, None
             self._head = _new_head(hidden.shape[-1], self.width).to(hidden.device)
-            self._optimizer = torch.optim.Adam(self._head.parameters(), lr=self.rate)
+            self._optimizer = torch.optim.Adam(self._head.parameters(), lr=self.rate, eps=EPS)
             if saved is not None:
                 if saved["size"] != hidden.shape[-1]:
                     raise UserError(

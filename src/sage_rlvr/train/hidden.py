@@ -23,8 +23,8 @@ def backbone(model: Any) -> Any:
     found = getattr(inner, "base_model", inner)
     if found is inner:
         raise UserError(
-            f"a guide that needs hidden states looks at what the output layer reads, and {type(inner).__name__} names no part that "
-            "answers it: choose another guide."
+            f"a guide that needs hidden states looks at what the output layer reads, and {type(inner).__name__} names no part "
+            "that answers it: choose another guide."
         )
     return found
 
