@@ -62,10 +62,7 @@ CASES = {
         "guide": "group", "anchor_estimator": "k1-reward", "loss_type": "dr_grpo", "scale_rewards": "none", "global_rows": 4,
     },
     "value, micro-batches": {"guide": "value", "guide_args": TAUGHT, "tokens_per_microbatch": 40},
-    "value, lora, to_go, accumulated": {
-        "guide": "value", "guide_args": TAUGHT, "anchor_estimator": "k1-reward", "anchor_credit": "to_go", "lora": True,
-        "gradient_accumulation_steps": 2,
-    },
+    "value, lora, accumulated": {"guide": "value", "guide_args": TAUGHT, "lora": True, "gradient_accumulation_steps": 2},
     "dynamic sampling, beta": {
         "guide": "branch", "dynamic_sampling": 3, "advantage": "beta", "loss_type": "dapo", "flat": True,
     },
