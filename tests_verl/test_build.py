@@ -5,6 +5,7 @@ from verl.trainer.ppo.v1 import PPOTrainerSync, get_trainer_cls, register_traine
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
+from sage_rlvr import Guide, register_guide
 from sage_rlvr.errors import UserError
 
 REWARD = (
@@ -58,6 +59,16 @@ def test_verls_legacy_trainer_refuses_options_it_would_not_read(toy):
 
 
 ACTOR = "actor_rollout_ref.actor"
+
+
+@register_guide("learner")
+class Learner(Guide):
+    learns = True
+
+    def log_q(self, s):
+        return 0 * s.logps
+
+
 REFUSED = {  # overrides → what the sentence names: the field, and the mend
     "no guide named": ([], ["sage.guide", "+sage.guide=branch"]),
     "bypass mode, entropy guide": (
@@ -79,6 +90,9 @@ REFUSED = {  # overrides → what the sentence names: the field, and the mend
         ["+sage.guide=branch", "+sage.guide_args={source: reference}"], ["ref_entropies", "source=policy"],
     ),
     "reference entropies, level": (["+sage.guide=verified", "+sage.guide_args={level: true}"], ["ref_entropies", "level out"]),
+    "groups": (["+sage.guide=group", *REWARD], ["needs beta, group", "choose another guide"]),
+    "hidden states": (["+sage.guide=value", *REWARD], ["needs hidden", "choose another guide"]),
+    "a guide that nobody teaches": (["+sage.guide=learner", *REWARD], ["learns as the run goes", "choose another"]),
     "rewards in the workers": (["+sage.guide=verified", "+sage.hold=False"], ["rewards", "sage.hold=True"]),
     "scaled by std": (
         ["+sage.guide=branch", *REWARD[:2]], ["norm_adv_by_std_in_grpo=True", "norm_adv_by_std_in_grpo=False"],

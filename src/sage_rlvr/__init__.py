@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 _HOME = {
     "anchor": (
         "Signals Guide RandomGuide TokenGuide BranchGuide TemperedGuide BranchQuantileGuide TemperedQuantileGuide VerifiedGuide "
-        "make_guide register_guide CosineRestarts anchor_penalty anchor_reward ESTIMATORS"
+        "GroupGuide ValueGuide make_guide register_guide CosineRestarts anchor_penalty anchor_reward ESTIMATORS"
     ),
     "advantage": "Advantage make_advantage register_advantage",
     "metrics": "pass_at_k support_metrics bootstrap_interval mean_at_n majority_at_k",
@@ -29,12 +29,14 @@ if TYPE_CHECKING:
         BranchGuide,
         BranchQuantileGuide,
         CosineRestarts,
+        GroupGuide,
         Guide,
         RandomGuide,
         Signals,
         TemperedGuide,
         TemperedQuantileGuide,
         TokenGuide,
+        ValueGuide,
         VerifiedGuide,
         anchor_penalty,
         anchor_reward,
@@ -52,6 +54,7 @@ __all__ = [
     "BranchGuide",
     "BranchQuantileGuide",
     "CosineRestarts",
+    "GroupGuide",
     "Guide",
     "RandomGuide",
     "SAGEConfig",
@@ -61,6 +64,7 @@ __all__ = [
     "TemperedQuantileGuide",
     "TokenGuide",
     "UserError",
+    "ValueGuide",
     "VerifiedGuide",
     "Verifier",
     "anchor_penalty",

@@ -162,6 +162,8 @@ def test_a_trace_cut_short_goes_on_with_the_same_batch(tmp_path, base, monkeypat
         ({"guide": "branch", "sync_ref_model": True}, "the run moved its reference"),
         ({"guide": "branch", "anchor_reset": 5}, "the run's reference became its policy every 5 steps"),
         ({"guide": "verified", "rarity": 0.5}, "the guide looks at rewards that were shared out"),
+        ({"guide": "group"}, "the guide follows what training's own groups and batches showed"),
+        ({"guide": "value"}, "the guide follows what training's own groups and batches showed"),
     ],
 )
 def test_what_cannot_be_told_is_not_shown(tmp_path, base, settings, why):

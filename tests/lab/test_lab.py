@@ -79,7 +79,7 @@ def test_forward_value_cannot_hold_a_policy_that_has_left():
 @pytest.mark.parametrize("seed", [0, 1])
 def test_every_check_holds(seed):
     results = list(theory.checks(seed))
-    assert len(results) == 10
+    assert len(results) == 12
     assert [c.statement for c in results if not c.holds] == []
 
 
@@ -182,7 +182,7 @@ def test_the_verb_prints_the_table_and_writes_what_it_says(tmp_path, capsys):
     assert "Theorem 4.2" in printed
     record = json.loads((tmp_path / "lab" / "lab.json").read_text())
     assert record["distances"]["k3"]["branch"] > 0.05
-    assert len(record["checks"]) == 10
+    assert len(record["checks"]) == 12
     for name in ("estimators", "kl_directions"):
         assert (tmp_path / "lab" / f"{name}.svg").read_text().lstrip().startswith("<?xml")
         assert (tmp_path / "lab" / f"{name}.png").stat().st_size > 10_000

@@ -119,6 +119,58 @@ MUTANTS = [
         ("a reward above 1 is paid as it is", ".nan_to_num(0.0).clamp(0, 1)", ".nan_to_num(0.0)", "test_formula"),
     ),
     *within(
+        "anchor/taught.py",
+        "tests/anchor/test_taught.py",
+        (
+            "a completion's own verdict is in its group's solve rate",
+            "rate = (right.sum(1, keepdim=True) - right) / others.clamp(min=1)",
+            "rate = right.sum(1, keepdim=True) / known.sum(1, keepdim=True).clamp(min=1)",
+            "test_at_gamma_1_the_expected_bonus_is_by_the_chance_itself",
+        ),
+        (
+            "a long right answer earns more than a short one",
+            "total / s.mask.sum(1, keepdim=True).clamp(min=1)",
+            "total",
+            "test_a_right_answer_earns_by_how_rarely_the_others_are_right_and_not_by_its_length",
+        ),
+        (
+            "what nobody judged counts as wrong in the rate",
+            "others = known.sum(1, keepdim=True) - known.int()",
+            "others = torch.full_like(known, s.group - 1, dtype=torch.int)",
+            "test_a_right_answer_earns_by_how_rarely_the_others_are_right_and_not_by_its_length",
+        ),
+        (
+            "any reward is taken for a share of right",
+            "    if len(outside):",
+            "    if False:",
+            "test_what_the_group_guide_cannot_take",
+        ),
+        (
+            "a long completion teaches the head more than a short one",
+            "weight = passed / passed.sum(1, keepdim=True).clamp(min=1)",
+            "weight = passed.float()",
+            "test_the_head_is_logistic_regression_by_adam",
+        ),
+        (
+            "a head forgets its optimizer at a checkpoint",
+            '                self._optimizer.load_state_dict(saved["optimizer"])\n',
+            "",
+            "test_its_state_goes_on_where_it_stopped_and_draws_no_number",
+        ),
+        (
+            "a new head draws from the generator that samples",
+            "inner = nn.utils.skip_init(nn.Linear, size, width)",
+            "inner = nn.Linear(size, width)",
+            "test_its_state_goes_on_where_it_stopped_and_draws_no_number",
+        ),
+        (
+            "every process learns from its own rows",
+            "sums = gather(sums[None]).sum(0)",
+            "gather(sums[None])",
+            "test_processes_with_half_the_rows_each_learn_what_one_learns",
+        ),
+    ),
+    *within(
         "anchor/schedules.py",
         "tests/anchor/test_schedules.py",
         (

@@ -242,4 +242,53 @@ TRAINER = [
     ),
 ]
 
-MUTANTS = [*ADVANTAGES, *CREDIT, *TRAINER]
+TAUGHT = [
+    *within(
+        "train/hidden.py",
+        "tests/train/test_taught.py",
+        (
+            "an evaluation teaches the head",
+            'if trainer.model.training and getattr(trainer.guide, "learns", False):',
+            'if getattr(trainer.guide, "learns", False):',
+            "test_an_evaluation_teaches_it_nothing",
+        ),
+        (
+            "the state after a token is taken for the one before it",
+            "whole[:, -columns:].clone()",
+            "whole[:, -columns - 1 : -1].clone()",
+            "test_the_head_sees_the_state_after_each_token_and_learns_after_it_spoke",
+        ),
+    ),
+    *within(
+        "train/packing.py",
+        "tests/train/test_taught.py",
+        (
+            "in micro-batches the state after the prompt is left out",
+            "after = (before[:, None] - 1 + torch.arange(keep + 1, device=ids.device))",
+            "after = (before[:, None] + torch.arange(keep + 1, device=ids.device))",
+            "test_the_head_sees_the_state_after_each_token_and_learns_after_it_spoke",
+        ),
+    ),
+    *within(
+        "train/config.py",
+        "tests/train/test_taught.py",
+        (
+            "a bonus for completions is centred by tokens",
+            'if self.guide_center == "batch" and guide.pays_completions:',
+            "if False:",
+            "test_what_cannot_work_is_refused",
+        ),
+    ),
+    *within(
+        "lab/difficulty.py",
+        "tests/lab/test_difficulty.py",
+        (
+            "a group's end is that of the first solve rate, not of its own",
+            "guide.bonus(p, beta))",
+            "guide.bonus(rates, beta))",
+            "test_exact_credit_ends_in_the_closed_form_and_delta_grows_with_difficulty",
+        ),
+    ),
+]
+
+MUTANTS = [*ADVANTAGES, *CREDIT, *TRAINER, *TAUGHT]

@@ -81,6 +81,12 @@ def adapter(model):
             p.data.copy_(torch.randn(p.shape, generator=draw) * 0.05)
 
 
+def head_of(guide):
+    """What a guide has learned, if it does."""
+    head = getattr(guide, "_head", None)
+    return torch.cat([p.detach().flatten() for p in head.parameters()]) if head is not None else None
+
+
 def run(model, out, rows, options):
     lora, flat, sampled, again, damaged = (
         options.pop(key, False) for key in ("lora", "flat", "sampled", "resume", "damaged")
@@ -104,6 +110,7 @@ def run(model, out, rows, options):
         "log_q": {k: v for d in everyone for k, v in d.items()},
         "log": [{k: v for k, v in h.items() if k not in tiny.TIMES} for h in trainer.state.log_history if "loss" in h],
         "world": trainer.accelerator.num_processes,
+        "head": gather_object([head_of(trainer.guide)]),
         "agreed": gather_object([same_everywhere(trainer.accelerator.process_index)]),
         "sharded": trainer.sharded,
         "ref_sharded": [isinstance(p, DTensor) for p in trainer.ref_model.parameters()] if trainer.ref_model else [],

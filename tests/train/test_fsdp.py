@@ -23,6 +23,7 @@ SAME = {
     "full, exact credit, groups across ranks": STEPS | {
         "guide": "branch", "anchor_estimator": "k1-reward", "loss_type": "dr_grpo", "scale_rewards": "none", "global_rows": 4,
     },
+    "full, value": STEPS | {"guide": "value", "guide_args": {"rate": 0.1, "kappa": 20.0}},
     "lora, branch k3": STEPS | {"guide": "branch", "lora": True},
     "lora, tempered to_go": STEPS | {
         "guide": "tempered", "anchor_estimator": "k1-reward", "anchor_credit": "to_go", "lora": True,

@@ -73,6 +73,11 @@ CASES = {
     "k falls with the step": {"max_steps": 6, "guide": "none", "advantage": "pkpo", "advantage_args": {"k": 3, "anneal": 1.0}},
     "exact credit": {"max_steps": 5, "guide": "branch", "anchor_estimator": "k1-reward"},
     "after an anchor reset": {"max_steps": 5, "guide": "branch", "anchor_reset": 2},
+    "a head that learns": {"max_steps": 6, "guide": "value", "guide_args": {"width": 3, "rate": 0.3, "kappa": 30.0}},
+    "a head that learns, inside the rollout buffer": {
+        "max_steps": 7, "guide": "value", "guide_args": {"rate": 0.3, "kappa": 30.0}, "gradient_accumulation_steps": 2,
+        "steps_per_generation": 4, "num_iterations": 2,
+    },
 }  # fmt: skip
 
 

@@ -19,10 +19,8 @@ SHAPES = (
     "guide", "guide_args", "guide_center", "temperature", "generation_batch_size", "mask_truncated_completions",
     "sync_ref_model", "anchor_reset", "coverage", "rarity",
 )  # fmt: skip
-SHARED_OUT = (
-    "coverage",
-    "rarity",
-)  # of earlier releases: guides were shown rewards shared out within groups. Now they see plain ones
+SHARED_OUT = ("coverage", "rarity")  # of earlier releases: guides were shown rewards shared out within groups
+NOT_STORED = ("group", "hidden")  # signals that no evaluation has
 
 
 @dataclass(frozen=True)
@@ -102,6 +100,11 @@ def anchor_of(
     elif own.get("anchor_reset") and not reference_named:
         every = own["anchor_reset"]
         unknown = f"the run's reference became its policy every {every} steps (anchor_reset): name one with --reference"
+    elif made is not None and (made.learns or not made.needs.isdisjoint(NOT_STORED)):
+        unknown = (
+            "the guide follows what training's own groups and batches showed (their solve rates, hidden states), and none of it "
+            "is stored"
+        )
     elif made is not None and "rewards" in made.needs and any(map(own.get, SHARED_OUT)):
         unknown = (
             "the guide looks at rewards that were shared out within groups (coverage, rarity), and none are stored"

@@ -14,6 +14,7 @@ from sage_rlvr.anchor.guides import (
 from sage_rlvr.anchor.penalty import ESTIMATORS, anchor_penalty, anchor_reward
 from sage_rlvr.anchor.relative import BranchQuantileGuide, TemperedQuantileGuide
 from sage_rlvr.anchor.schedules import CosineRestarts
+from sage_rlvr.anchor.taught import GroupGuide, ValueGuide
 from sage_rlvr.anchor.verified import VerifiedGuide
 
 __all__ = [
@@ -21,12 +22,14 @@ __all__ = [
     "BranchGuide",
     "BranchQuantileGuide",
     "CosineRestarts",
+    "GroupGuide",
     "Guide",
     "RandomGuide",
     "Signals",
     "TemperedGuide",
     "TemperedQuantileGuide",
     "TokenGuide",
+    "ValueGuide",
     "VerifiedGuide",
     "anchor_penalty",
     "anchor_reward",

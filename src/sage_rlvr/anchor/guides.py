@@ -40,6 +40,11 @@ class Signals:
     generator: torch.Generator | None = None
     rows: Tensor | None = None  # (B,) each row's number in the whole rollout batch; noise is keyed by it
     rewards: Tensor | None = None  # (B,) each completion's reward, NaN where it could not be scored
+    group: int | None = None  # rows of one prompt, which lie together; for guides that look across rows
+    beta: float | None = None  # β of the pull toward the anchor
+    hidden: Tensor | None = (
+        None  # (B, T + 1, d) the policy's last hidden states: after the prompt, then after each token
+    )
 
 
 class Guide:
@@ -51,6 +56,10 @@ class Guide:
     across_rows: ClassVar[bool] = (
         False  # True: q looks at the other completions too, so it wants the whole rollout batch
     )
+    pays_completions: ClassVar[bool] = (
+        False  # True: Σ_t log q_t is bounded whatever the length; guide_center would undo it
+    )
+    learns: ClassVar[bool] = False  # True: ``learn`` is called once for every rollout batch, after its log q
     stochastic: ClassVar[bool] = False
     needs: frozenset[str] = frozenset()  # optional fields of Signals that must be computed for it
 
@@ -75,6 +84,11 @@ class Guide:
                 f"guide {self.name!r} answered NaN or inf on counted tokens: q must be positive and finite."
             )
         return log_q
+
+    def learn(self, signals: Signals, gather: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
+        """From a rollout batch whose log q is made: this process' rows. ``gather`` brings (1, n) of every process together,
+        (W, n); every process calls it as often. Answers what the log should say, name → number."""
+        return {}
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments, as they stand: what a log, a model card or a checkpoint says of this guide."""
@@ -135,6 +149,12 @@ def _checked(s: Signals, guide: Guide) -> Signals:
         value = getattr(s, field)
         if value is not None and value.shape != mask.shape[:1]:
             raise ValueError(f"Signals.{field} has shape {tuple(value.shape)}, but there are {mask.shape[0]} rows.")
+    if s.group is not None and (s.group < 1 or mask.shape[0] % s.group) and "group" in guide.needs:
+        raise ValueError(f"Signals.group is {s.group}, but {mask.shape[0]} rows are no whole number of groups.")
+    if s.hidden is not None and s.hidden.shape[:2] != (mask.shape[0], mask.shape[1] + 1):
+        raise ValueError(
+            f"Signals.hidden has shape {tuple(s.hidden.shape)}, the mask {tuple(mask.shape)}: it is (rows, tokens + 1, size)."
+        )
     return replace(s, mask=mask, **clean)
 
 

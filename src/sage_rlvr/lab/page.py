@@ -89,7 +89,7 @@ def show(out: str, seed: int = 0) -> bool:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         d = distances(seed, progress=progress)
-        bar = progress.add_task("checking the theory", total=9)
+        bar = progress.add_task("checking the theory", total=12)
         results = []
         for check in theory.checks(seed):
             results.append(check)

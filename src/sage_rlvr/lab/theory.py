@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sage_rlvr.anchor import BranchGuide, Guide, RandomGuide, TemperedGuide, TokenGuide, anchor_penalty
-from sage_rlvr.lab import solutions
+from sage_rlvr.anchor import BranchGuide, GroupGuide, Guide, RandomGuide, TemperedGuide, TokenGuide, anchor_penalty
+from sage_rlvr.lab import difficulty, solutions
 from sage_rlvr.lab.budget import never_sampled
 from sage_rlvr.lab.descent import Arm, descend, expected_gradient, train
 from sage_rlvr.lab.world import World, random_world, tree
@@ -52,6 +52,8 @@ def checks(seed: int = 0) -> Iterator[Check]:
     yield k3_value(world, log_q)
     yield endless()
     yield theorem_4_2()
+    yield grows_with_difficulty()
+    yield a_perfect_value(world)
 
 
 def identity_23(world: World, log_q: dict[str, Tensor]) -> Check:
@@ -219,4 +221,39 @@ def theorem_4_2() -> Check:
         "Theorem 4.2, sampled: a right answer never drawn gains no odds; behind a drawn fork, under SAGE, it does",
         text,
         holds,
+    )
+
+
+def grows_with_difficulty(worlds: int = 45, most: int = 64) -> Check:
+    """Δ of the group guide grows with difficulty, and at the same mean pass@1 its pass@k is above that of any β, where prompts
+    differ; a Δ that is the same for all (γ = 0) and prompts that are alike gain nothing."""
+    g = torch.Generator().manual_seed(0)
+    least, none, falls = math.inf, 0.0, True
+    for number in range(worlds):
+        rates = 10 ** (-0.5 - 3 * torch.rand(2 + number % 5, generator=g, dtype=torch.float64)).sort().values
+        beta, gamma = (0.1, 0.3, 1.0)[number % 3], (0.5, 1.0, 3.0)[number // 3 % 3]
+        ends = difficulty.grouped(rates, beta, GroupGuide(gamma=gamma))
+        delta = ends.logit() - rates.logit() - 1 / beta
+        falls &= bool((delta.diff() < 0).all())  # rates rise
+        seen = [k for k in (2, 8, most) if difficulty.pass_at(ends, k) < 0.99]  # else there is no room for a gain
+        least = min([least, *(difficulty.gain(rates, ends, k) for k in seen)])
+        flat = difficulty.grouped(rates, beta, GroupGuide(gamma=0.0))
+        alike = difficulty.grouped(rates[:1].expand(3), beta, GroupGuide(gamma=gamma))
+        none = max(
+            none, abs(difficulty.gain(rates, flat, most)), abs(difficulty.gain(rates[:1].expand(3), alike, most))
+        )
+    text = f"{worlds} sets of prompts: least gain {least:.1e}; γ = 0 or prompts alike: {none:.0e}"
+    holds = falls and least > 0 and none < 1e-9
+    return Check("A guide whose Δ grows with difficulty beats every β in mean pass@k", text, holds)
+
+
+def a_perfect_value(world: World, kappa: float = 2.0) -> Check:
+    """log q_t = κ·(V_t − V_{t−1}) with the true chance V under π_ref: the sum is κ·(r − V_0), and 1/β becomes 1/β + κ."""
+    log_q = kappa * difficulty.values(world, world.ref_logits).diff(dim=-1)
+    arms = [Arm("k1-reward", log_q, credit) for credit in ("sequence", "to_go")]
+    ends = world.probs(train(world, arms, BETA))
+    target = solutions.reverse_kl(world, 1 / (1 / BETA + kappa))
+    gap = float(solutions.total_variation(ends, target).max())
+    return Check(
+        "A value head that knows everything is another β: 1/β + κ", f"TV {gap:.1e} under either credit", gap < 1e-6
     )

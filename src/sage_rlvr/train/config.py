@@ -18,7 +18,7 @@ WEIGHTS = {
     "grpo": "rows", "sapo": "rows", "luspo": "rows", "dr_grpo": "rows", "bnpo": "tokens",
     "dapo": "batch", "cispo": "batch", "vespo": "batch",
 }  # fmt: skip
-PROVIDED = frozenset({"entropies", "ref_entropies", "rewards"})  # optional signals a training run can compute
+PROVIDED = frozenset({"entropies", "ref_entropies", "rewards", "group", "beta", "hidden"})  # signals a run can compute
 CREDITED = frozenset({"logps", "ref_logps", "lengths", "answers"})  # and what it can show an advantage
 BIAS_CORRECTION = {"k3": False, "k3+": True}  # TRL's use_bias_correction_kl; the other estimators bypass TRL's KL
 
@@ -36,7 +36,7 @@ class SAGEConfig(GRPOConfig):
     guide: str = field(
         default="branch",
         metadata={"help": "Shape of the anchor: 'branch', 'tempered', 'branch-quantile', 'tempered-quantile', 'token', 'random', "
-                  "'verified', 'none', a registered name, or 'package.module:Class'."},
+                  "'verified', 'group', 'value', 'none', a registered name, or 'package.module:Class'."},
     )  # fmt: skip
     guide_args: dict | str | None = field(
         default=None, metadata={"help": "Arguments of the guide, as a dict (JSON on the command line)."}
@@ -204,7 +204,7 @@ class SAGEConfig(GRPOConfig):
         if self.guide_center == "batch":
             return "guide_center='batch'"
         guide = self.make_guide()
-        if guide is not None and guide.across_rows:
+        if guide is not None and (guide.across_rows or guide.learns or "hidden" in guide.needs):
             return f"guide={self.guide!r}"
         return f"advantage={self.advantage!r}" if "logps" in self.make_advantage().needs else None
 
@@ -233,6 +233,10 @@ class SAGEConfig(GRPOConfig):
             )
         if guide is not None and not self.guide_hold:
             found.append("guide_hold=False (exact: True)")
+        if guide is not None and "group" in guide.needs:
+            found.append(
+                f"guide {self.guide!r} knows the solve rate from num_generations={self.num_generations} completions"
+            )
         if self.use_vllm and self.vllm_importance_sampling_correction:
             mode = self.vllm_importance_sampling_mode
             found.append(
@@ -285,9 +289,14 @@ class SAGEConfig(GRPOConfig):
             )
         if self.guide_center == "batch" and not self.guide_hold:
             raise UserError("guide_center='batch' takes the mean over a rollout batch, so it needs guide_hold=True.")
-        if guide.across_rows and not self.guide_hold:
+        if not self.guide_hold and (guide.across_rows or guide.learns or "hidden" in guide.needs):
             raise UserError(
                 f"guide={self.guide!r} looks at the whole rollout batch, which one update does not see: it needs guide_hold=True."
+            )
+        if self.guide_center == "batch" and guide.pays_completions:
+            raise UserError(
+                f"guide_center='batch' with guide={self.guide!r}: it pays a completion the same whatever its length, and a mean "
+                "taken off every token would charge for length; leave guide_center at 'none'."
             )
         missing = sorted(set(guide.needs) - PROVIDED)
         if missing:

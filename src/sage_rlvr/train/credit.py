@@ -123,7 +123,7 @@ class Credit:
     def clear(self, output: dict[str, Any]) -> None:
         """Takes out what has served: a buffered batch keeps what its updates need."""
         self._numbers.clear()
-        for name in {*COLUMNS, "sage_logps", "sage_entropies"} & output.keys():
+        for name in {*COLUMNS, "sage_logps", "sage_entropies", "sage_hidden"} & output.keys():
             if name != "sage_rewards" or "rewards" not in self.trainer.guide_needs:
                 output.pop(name)
 

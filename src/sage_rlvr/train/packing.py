@@ -105,12 +105,14 @@ def take(inputs: dict[str, Any], rows: Sequence[int], sizes: Lengths) -> dict[st
 
 # ---- straight rows through the model -----------------------------------------------------------------------------------
 
-Scored = tuple[Tensor, Tensor | None]  # log-probs and entropies
-Model = Callable[[Tensor, Tensor], Scored]  # ids, labels (n, T) → of tokens 1 to T − 1
+# log-probs and entropies of tokens 1 to T − 1; where they are looked at, the hidden states (n, T, d) after tokens 0 to T − 1
+Scored = tuple[Tensor | None, ...]
+Model = Callable[[Tensor, Tensor], Scored]  # ids, labels (n, T)
 
 
 def straight_pass(model: Model, ids: Tensor, mask: Tensor, keep: int) -> Scored:
-    """Log-probs and entropies (n, keep) of the last ``keep`` columns; 0 where ``mask`` is. ids, mask (n, P + keep)."""
+    """Log-probs and entropies (n, keep) of the last ``keep`` columns; 0 where ``mask`` is. ids, mask (n, P + keep). Hidden states
+    (n, keep + 1, d) after the prompt and after each of them; past a row's end, those of its last column."""
     prompt = ids.shape[1] - keep
     before = _reach(mask[:, :prompt].bool().flip(1))  # (n,) prompt tokens
     reach = before + _reach(mask[:, prompt:].bool())
@@ -121,9 +123,12 @@ def straight_pass(model: Model, ids: Tensor, mask: Tensor, keep: int) -> Scored:
     straight, counted = ids.gather(1, source), mask.gather(1, source).bool() & inside
     straight = straight * inside  # any token: nothing looks at what comes after
     labels = torch.where(counted & (place >= before[:, None]), straight, -100)
-    back = (before[:, None] - 1 + torch.arange(keep, device=ids.device)).clamp(0, width - 2)
+    after = (before[:, None] - 1 + torch.arange(keep + 1, device=ids.device)).clamp(0, width - 1)
+    back = after[:, :-1].clamp(max=width - 2)
     shown = mask[:, prompt:].to(torch.bool)
-    return tuple(None if x is None else x.gather(1, back) * shown for x in model(straight, labels))  # type: ignore[return-value]
+    logps, entropies, *hidden = model(straight, labels)
+    scored = (None if x is None else x.gather(1, back) * shown for x in (logps, entropies))
+    return *scored, *(h[torch.arange(len(ids), device=ids.device)[:, None], after] for h in hidden if h is not None)
 
 
 def packed_pass(model: Model, ids: Tensor, mask: Tensor, keep: int, budget: int, accelerator: Any) -> Scored:
@@ -131,13 +136,11 @@ def packed_pass(model: Model, ids: Tensor, mask: Tensor, keep: int, budget: int,
     prompt = ids.shape[1] - keep
     sizes = lengths(mask[:, :prompt], mask[:, prompt:])
     parts = cut(sizes, range(len(ids)), budget)
-    out: list[Tensor | None] = [None, None]
+    out: dict[int, Tensor] = {}
     for rows in into(parts, most_of(len(parts), accelerator)):
         index = torch.tensor(rows, device=ids.device)
         for number, found in enumerate(straight_pass(model, ids[index], mask[index], keep)):
             if found is not None:
-                whole = out[number] = found.new_zeros(len(ids), keep) if out[number] is None else out[number]
-                whole[index] = found  # type: ignore[index]
-    logps, entropies = out
-    assert logps is not None
-    return logps, entropies
+                whole = out.setdefault(number, found.new_zeros(len(ids), *found.shape[1:]))
+                whole[index] = found
+    return out[0], out.get(1), *([out[2]] if 2 in out else [])

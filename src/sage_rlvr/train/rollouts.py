@@ -75,7 +75,7 @@ def gather_signals(signals: Signals, accelerator: Accelerator) -> Signals:
         return signals
     here = {f.name: getattr(signals, f.name) for f in fields(signals)}
     mine = {name: x.contiguous() for name, x in here.items() if isinstance(x, Tensor)}
-    wide = {n: accelerator.pad_across_processes(x, dim=1) if x.ndim == 2 else x for n, x in mine.items()}
+    wide = {n: accelerator.pad_across_processes(x, dim=1) if x.ndim > 1 else x for n, x in mine.items()}
     return replace(signals, **{name: accelerator.gather(x) for name, x in wide.items()})
 
 

@@ -24,7 +24,7 @@ from trl.trainer.utils import add_fused_lm_head
 from sage_rlvr.anchor import Signals, anchor_penalty, noise, tellable
 from sage_rlvr.errors import UserError
 from sage_rlvr.head import Head, covers, in_place
-from sage_rlvr.train import measure, microbatches, packing, rollouts
+from sage_rlvr.train import hidden, measure, microbatches, packing, rollouts
 from sage_rlvr.train.callbacks import LogFile, OnPolicy, PaidToRamble, ProgressLine, SaveOnSigterm, replace_progress
 from sage_rlvr.train.card import describe
 from sage_rlvr.train.casts import keep_inputs
@@ -84,6 +84,7 @@ class SAGETrainer(GeneratingTrainer):
         if args.use_vllm:
             set_seed(args.seed, device_specific=True)  # the engine has set all of this process's to its own
             self._keep_base()
+        self._watch = hidden.Watch(self.accelerator.unwrap_model(self.model), self.guide_needs)
         keep_inputs(self.model)
         self._still_dropout()
         self._head = self._make_head()
@@ -201,14 +202,20 @@ class SAGETrainer(GeneratingTrainer):
             generator=torch.Generator().manual_seed(noise.batch_seed(self.args.seed, rollout_batch)),
             rows=inputs["sage_rows"],
             rewards=inputs.get("sage_rewards"),
+            group=self.num_generations if self.model.training else self.num_generations_eval,
+            beta=self.args.beta,  # inside TRL's loss self.beta may be 0
+            hidden=inputs.get("sage_hidden"),
         )
 
     def _log_q(self, inputs: dict[str, Any], logps: Tensor, entropies: Tensor | None, mask: Tensor) -> Tensor:
         signals = self._signals(inputs, logps, entropies, mask)
-        if not self.guide.across_rows:  # type: ignore[union-attr]
-            return self.guide(signals)  # type: ignore[misc]
-        everyone = rollouts.gather_signals(signals, self.accelerator)
-        return self.guide(everyone)[inputs["sage_rows"], : mask.shape[1]]  # type: ignore[misc]
+        if self.guide.across_rows:  # type: ignore[union-attr]
+            everyone = rollouts.gather_signals(signals, self.accelerator)
+            log_q = self.guide(everyone)[inputs["sage_rows"], : mask.shape[1]]  # type: ignore[misc]
+        else:
+            log_q = self.guide(signals)  # type: ignore[misc]
+        hidden.learn(self, signals)
+        return log_q
 
     def held_log_q(self, inputs: dict[str, Any], logps: Tensor, entropies: Tensor | None, mask: Tensor) -> Tensor:
         """log q of this slice of the rollout batch: from the sampling pass, or from its first use; anew if not held."""
@@ -223,7 +230,11 @@ class SAGETrainer(GeneratingTrainer):
 
     def _shape_rollouts(self, output: dict[str, Any]) -> None:
         """log q at the sampling policy where a pass over it was made, and the k1 reward on top of the advantages."""
-        logps, entropies = self.sampled(output)
+        if "hidden" in self.guide_needs:  # of the batch as it stands: groups may have been exchanged
+            self._say_pass()
+            logps, entropies = self._sampling_pass(output)
+        else:
+            logps, entropies = self.sampled(output)
         credit, center = self.estimator == "k1-reward", self.args.guide_center == "batch"
         if logps is None or not (credit or (self.guide is not None and self.args.guide_hold)):
             return
@@ -247,6 +258,7 @@ class SAGETrainer(GeneratingTrainer):
         if self.whole_batch and "sage_logps" not in output:
             self._say_pass()
             output["sage_logps"], output["sage_entropies"] = self._sampling_pass(output)
+            output.pop("sage_hidden", None)
         return output.get("sage_logps"), output.get("sage_entropies")
 
     def _sampling_pass(self, output: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
@@ -256,7 +268,9 @@ class SAGETrainer(GeneratingTrainer):
         attention = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
         size = self.args.per_device_train_batch_size if self.model.training else self.args.per_device_eval_batch_size
         extra = {k: output[k] for k in packing.IMAGES if k in output}
-        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+        still = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
+        straight = self.args.tokens_per_microbatch is not None and not extra
+        with torch.no_grad(), still, self._watch.over(self.accelerator.unwrap_model(self.model), output, straight):
             logps, entropies, _ = self._get_per_token_logps_and_entropies(
                 self.model,
                 ids,
@@ -285,7 +299,8 @@ class SAGETrainer(GeneratingTrainer):
                     found = packing.straight_pass(score, ids, mask, keep)
                 else:
                     found = packing.packed_pass(score, ids, mask, keep, budget, self.accelerator)
-                out = (*found, None)
+                out = (*found[:2], None)
+                self._watch.seen += found[2:]
         if lens is not None:
             lens.see(out[0], out[1])
         return out
@@ -294,7 +309,7 @@ class SAGETrainer(GeneratingTrainer):
         """Of straight rows, as TRL asks its model; causal attention keeps the padding behind them out without a mask."""
         with self.accelerator.autocast():
             out = model(input_ids=ids, labels=labels, fused_lm_head=True)
-        return out.log_probs, out.entropy if entropy else None
+        return out.log_probs, out.entropy if entropy else None, *self._watch.take()
 
     def _make_head(self) -> Head | None:
         """Ours in the place of TRL's fused head; None, with the reason said, where the model is one it does not cover."""

@@ -245,10 +245,12 @@ def _check_guide(options: Options, guide: Guide, config: Any) -> None:
         )
     missing = sorted(set(guide.needs) - PROVIDED)
     if missing:
+        mend = "set sage.guide_args.source=policy, leave level out, or " if "ref_entropies" in missing else ""
         raise UserError(
-            f"{named} needs {', '.join(missing)}, which verl does not compute: set sage.guide_args.source=policy, leave "
-            "level out, or choose another guide."
+            f"{named} needs {', '.join(missing)}, which verl's driver is not given: {mend}choose another guide."
         )
+    if guide.learns:
+        raise UserError(f"{named} learns as the run goes, and nothing teaches it under verl: choose another guide.")
     if "rewards" in guide.needs and not options.hold:
         raise UserError(
             f"{named} needs rewards, which verl's workers do not see during the update: set sage.hold=True."
