@@ -140,9 +140,9 @@ def test_entropy_adds_up_to_half_and_turns_no_sign():
 # ---- strange batches -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [0.0, 0.1, -1.0])
+@pytest.mark.parametrize("value", [0.0, 0.1, 0.3, -1.0])
 def test_advantages_all_alike_choose_nothing(value):
-    t = batch(advantages=torch.full((6, 9), value))
+    t = batch(advantages=torch.full((6, 9), value, dtype=torch.float64))  # whose sum over n, divided by n, is not it
     assert not t.covariance().any()
     assert not make_advantage("kl_cov", share=0.5).credit(t)[1].any()
     got = make_advantage("clip_cov", share=0.5, low=0.0).credit(t)[0]

@@ -41,10 +41,9 @@ class Tokens:
 
         def centred(x: Tensor) -> Tensor:
             x = x.double()
+            # from the least on: exactly 0 where all are equal, so that no rounding is chosen from
             least = torch.where(self.mask, x, torch.inf).min() if bool(self.mask.any()) else 0.0
-            x = torch.where(
-                self.mask, x - least, 0.0
-            )  # exactly 0 where all are equal, so that no rounding is chosen from
+            x = torch.where(self.mask, x - least, 0.0)
             return torch.where(self.mask, x - x.sum() / self.mask.sum().clamp(min=1), 0.0)
 
         return centred(self.advantages) * centred(self.logps)
