@@ -76,7 +76,7 @@ def test_published_settings_are_verls():
 
 
 def test_before_the_first_update_verl_pushes_by_the_sign_of_rounding():
-    """Why ours leaves the first update out: the sign of what two passes over the same weights differ by, times the coefficient."""
+    """Why ours leaves the first update out: the sign of what two passes over one model differ by, times the coefficient."""
     plain = -ADVANTAGES * MASK
     same = verls_gradient("kl_cov", OLD, kl_cov_ratio=0.2, ppo_kl_coef=1.0)
     torch.testing.assert_close(same, plain)

@@ -159,7 +159,7 @@ class KLCovAdvantage(TokenAdvantage):
 
     def pull(self, t: Tokens) -> Tensor:
         covariance = t.covariance()
-        return self.coef * largest(covariance, covariance > 0, share_of("kl_cov", self.share, t))
+        return largest(covariance, covariance > 0, share_of("kl_cov", self.share, t)).double() * self.coef
 
 
 @register_advantage("entropy")

@@ -36,8 +36,12 @@ def check(args: Any, part: TokenAdvantage | None) -> None:
         )
 
 
-def assign(trainer: Any, part: TokenAdvantage, output: dict[str, Any]) -> None:
-    """Gives each token of a rollout batch its own advantage: ``output["advantages"]`` becomes (B, T), and the pulls go in."""
+def assign(trainer: Any, output: dict[str, Any]) -> None:
+    """Gives each token of a rollout batch its own advantage: ``output["advantages"]`` becomes (B, T), and the pulls go in. After
+    the k1 reward: what a token is multiplied by is what counts."""
+    part = trainer.credit.tokens
+    if part is None:
+        return
     logps, entropies = trainer.sampled(output)
     mask = output["completion_mask"] * output.get("tool_mask", 1)
     check_finite({"log-probs": logps, "entropies": entropies}, mask, trainer)
@@ -67,7 +71,7 @@ def assign(trainer: Any, part: TokenAdvantage, output: dict[str, Any]) -> None:
     trainer._metrics[mode]["sage/tokens_shaped"].append(share.item())
 
 
-def pull(trainer: Any, inputs: dict[str, Any], logps: Tensor) -> Tensor | None:
+def pull(trainer: Any, inputs: dict[str, Any], logps: Any) -> Tensor | None:
     """(B, T) what KL-Cov adds to each token's loss. None before the first update of a rollout batch: the policy is then the one
     that sampled, and all that |log π − log π_old| would hold is the rounding between two passes, with a slope of full size."""
     if PULL not in inputs or int(inputs[BORN]) == trainer.state.global_step:
