@@ -71,6 +71,13 @@ CASES = {
         "advantage": ["unlikely", "focal"], "dynamic_sampling": 1,
     },
     "k falls with the step": {"max_steps": 6, "guide": "none", "advantage": "pkpo", "advantage_args": {"k": 3, "anneal": 1.0}},
+    "tokens held, inside the rollout buffer": {
+        "max_steps": 7, "guide": "none", "advantage": "kl_cov", "advantage_args": {"share": 0.2},
+        "gradient_accumulation_steps": 2, "steps_per_generation": 4, "num_iterations": 2,
+    },
+    "tokens clipped": {
+        "max_steps": 5, "guide": "none", "advantage": "clip_cov", "advantage_args": {"share": 0.2, "low": 0.05},
+    },
     "exact credit": {"max_steps": 5, "guide": "branch", "anchor_estimator": "k1-reward"},
     "after an anchor reset": {"max_steps": 5, "guide": "branch", "anchor_reset": 2},
     "a head that learns": {"max_steps": 6, "guide": "value", "guide_args": {"width": 3, "rate": 0.3, "kappa": 30.0}},
