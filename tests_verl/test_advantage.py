@@ -224,7 +224,7 @@ def test_coverage_takes_the_answers_that_the_reward_function_told(advantages):
 def several_outputs(batch, rows):
     """The first session of each prompt has answered twice; the earlier output has a reward of its own, to be passed over."""
     keys, out = list(batch.keys), list(rows)
-    for key, row in zip(batch.keys, rows):
+    for i, (key, row) in enumerate(zip(batch.keys, rows)):
         uid, session, _ = key.rsplit("_", 2)
         if session == "0" and not uid.startswith("pad"):
             length = len(row["response_mask"])
@@ -236,7 +236,7 @@ def several_outputs(batch, rows):
             )  # fmt: skip
             tq.kv_batch_put(keys=[key], partition_id="train", fields=list_of_dict_to_tensordict([early]))
             keys.append(later)
-            out[out.index(row)] = early | {"key": key}
+            out[i] = early | {"key": key}
             out.append(row | {"key": later})
     return tq.KVBatchMeta(partition_id="train", keys=keys, tags=[{}] * len(keys)), out
 
