@@ -204,6 +204,7 @@ def test_an_update_that_was_not_shaped_stops_the_run(toy):
 
 ACTOR = "actor_rollout_ref.actor"
 TEMPERED = "+sage.guide=tempered"
+SAGE = "algorithm.adv_estimator=sage"
 CHANGED = {  # the run, what is changed when it goes on → what the sentence names
     "an argument of the guide": (["+sage.guide=branch"], ["+sage.guide_args={ratio: 0.5}"], "ratio=0.3, this run has 0.5"),
     "the guide": (["+sage.guide=branch"], [TEMPERED], "sage.guide=branch and this run has tempered"),
@@ -224,6 +225,14 @@ CHANGED = {  # the run, what is changed when it goes on → what the sentence na
     "hold": ([TEMPERED], ["+sage.hold=false"], "sage.hold=True and this run has False"),
     "center": ([TEMPERED], ["+sage.center=batch"], "sage.center=none and this run has batch"),
     "seed": (["+sage.guide=token"], ["+sage.seed=1"], "sage.seed=0 and this run has 1"),
+    "the advantage": (
+        ["+sage.advantage=focal", SAGE], ["+sage.advantage=maxrl"],
+        "focal={'gamma': 1.0}) and this run has MaxRLAdvantage()",
+    ),
+    "an argument of the advantage": (
+        ["+sage.advantage=risk", SAGE], ["+sage.advantage_args={b: 3}"],
+        "RiskAdvantage(b=2.0) and this run has RiskAdvantage(b=3)",
+    ),
 }  # fmt: skip
 
 

@@ -18,7 +18,10 @@ ROWS = {  # row → guide, estimator, seam
     "grpo_forward_kl": ("none", "forward-value", "loss"),
     "tempered": ("tempered", "k3+", "driver"),
     "exact": ("branch", "k1-reward", "driver"),
+    "maxrl": ("none", "none", "none"),
+    "rarity_focal": ("none", "k3", "none"),
 }
+ADVANTAGES = {"maxrl": ["maxrl"], "rarity_focal": ["rarity", "group", "focal"]}
 
 
 def overrides(script, **env):
@@ -39,6 +42,8 @@ def test_every_row_builds(row):
     config = config_of(lines)
     trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
     assert (trainer.sage.guide, trainer.sage.estimator, trainer.sage.seam) == ROWS[row]
+    made = trainer.advantage
+    assert ([] if made is None else [part.name for part in made.parts]) == ADVANTAGES.get(row, [])
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     assert (config.data.train_batch_size, rollout.n, rollout.temperature, config.trainer.total_training_steps) == (
         8,

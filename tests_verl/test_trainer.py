@@ -1,10 +1,11 @@
 """verl's V1 trainer from __init__ to the last step, on real Ray, TransferQueue and FSDP2 workers; only the LLM servers and the
-reward workers are stood in for (rollouts.py). Four short runs, shared by the tests."""
+reward workers are stood in for (rollouts.py). Five short runs, shared by the tests."""
 
 import numpy as np
 import pytest
 import torch
 
+from sage_rlvr.advantage import make_advantage
 from sage_rlvr.anchor import Signals, TokenGuide
 
 N = 4
@@ -103,3 +104,32 @@ def test_loss_seam_through_the_trainer(run):
     assert ours.logged[0]["actor/kl_loss"] > plain.logged[0]["actor/kl_loss"]
     assert ours.logged[0]["actor/pg_loss"] == pytest.approx(plain.logged[0]["actor/pg_loss"], abs=2e-3)
     assert "actor/entropy_loss" not in ours.logged[0]
+
+
+def test_rarity_and_focal_through_the_trainer(run):
+    """What the update was given, against the room called by hand on what verl's workers and the rewards said; a prompt's rows
+    lie apart, over two ranks. And the update takes it: the same completions make another loss than verl's GRPO."""
+    ours = run(
+        "advantage", "trainer.n_gpus_per_node=2", "algorithm.adv_estimator=sage", "+sage.advantage=[rarity,focal]",
+        "+sage.advantage_args={focal: {gamma: 0.5}}", shuffle=2, look=("rm_scores",),
+    )  # fmt: skip
+    assert len(ours.seen) == len(ours.logged) == 2
+    for keys, data in ours.seen:
+        uids = [key.split("_")[0] for key in keys]
+        order = sorted(range(len(keys)), key=lambda i: uids[i])
+        assert len(keys) == 4 * N
+        assert order != list(range(len(keys)))
+        mask = data["response_mask"]
+        ref = (data["ref_log_prob"] * mask).sum(1) / mask.sum(1)
+        room = make_advantage(["rarity", "focal"], focal={"gamma": 0.5})
+        want = torch.zeros(len(keys))
+        want[order] = room(data["rm_scores"].sum(1)[order], N, ref_logps=ref[order])
+        torch.testing.assert_close(data["advantages"], want[:, None] * mask, rtol=1e-5, atol=1e-6)
+        assert want.abs().max() > 0.3
+        assert make_advantage("group")(data["rm_scores"].sum(1)[order], N).sub(want[order]).abs().max() > 0.05
+    plain = verl_itself(run)
+    assert ours.logged[0]["actor/grad_norm"] > 0
+    assert ours.logged[0]["actor/pg_loss"] != pytest.approx(plain.logged[0]["actor/pg_loss"], abs=1e-3)
+    assert ours.logged[0]["critic/advantages/max"] == pytest.approx(
+        ours.seen[0][1]["advantages"].max().item(), rel=1e-5
+    )

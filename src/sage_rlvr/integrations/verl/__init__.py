@@ -22,6 +22,7 @@ from sage_rlvr.errors import UserError
 HOME = "verl.trainer.ppo.v1"  # whose import fills verl's table of trainers
 LEGACY = "verl.trainer.ppo.ray_trainer"  # the trainer of trainer.use_v1=False, which reads no options of ours
 MODE = "sage_sync"
+ESTIMATOR = "sage"  # our name in verl's table of advantage estimators
 
 logger = logging.getLogger(__name__)
 
@@ -67,16 +68,18 @@ class _Then(Loader):
 
 def refuse_unread_options(trainer: Any, why: Callable[[Any, Any], str | None]) -> None:
     """``+sage.*`` that a trainer of verl's does not read would train without a word, and without a guide: it is refused when
-    the trainer is built, with what ``why(trainer, config)`` says (None: it is read)."""
+    the trainer is built, with what ``why(trainer, config)`` says (None: it is read). So is our advantage estimator."""
     theirs = trainer.__init__
     if getattr(theirs, "asks_for_sage", False):
         return
 
     @functools.wraps(theirs)
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        said = why(self, config) if config.get("sage") is not None else None
+        ours = (config.get("algorithm") or {}).get("adv_estimator") == ESTIMATOR
+        what = "sage.*" if config.get("sage") is not None else f"algorithm.adv_estimator={ESTIMATOR}" if ours else None
+        said = why(self, config) if what is not None else None
         if said:
-            raise UserError(f"sage.* is set but {said}.")
+            raise UserError(f"{what} is set but {said}.")
         theirs(self, config, *args, **kwargs)
 
     __init__.asks_for_sage = True  # type: ignore[attr-defined]

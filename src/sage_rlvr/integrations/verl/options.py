@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from sage_rlvr.advantage import Advantage, AlikeAdvantage, Combined, GroupAdvantage, make_advantage
 from sage_rlvr.anchor import ESTIMATORS, Guide, make_guide
 from sage_rlvr.errors import UserError
+from sage_rlvr.integrations.verl import ESTIMATOR
 
 # verl's names for what it computes itself. With "+" the value is the name's and the gradient that of k2 (straight through).
 VERL_LOSS = {
@@ -15,7 +17,13 @@ VERL_LOSS = {
 NAME_IN_VERL = {"k3": "low_var_kl", "k2": "mse"}
 OURS = ("k3+", "forward", "forward-value")  # as sage.estimator: computed by our loss, not by verl's kl_penalty
 PROVIDED = frozenset({"entropies", "rewards"})  # optional signals: verl's reference pass computes no entropies
-ADVANTAGES = ("grpo", "rloo")  # they sum a completion's token rewards and subtract a baseline from its group
+ADVANTAGES = (  # they sum a completion's token rewards and subtract a baseline from its group
+    "grpo",
+    "rloo",
+    ESTIMATOR,
+)
+TOLD = frozenset({"logps", "ref_logps", "lengths", "answers"})  # what the driver can tell an advantage
+TOKENS = ("clip_cov", "kl_cov", "entropy")  # advantages of single tokens: the driver has one per completion
 
 
 @dataclass(frozen=True)
@@ -28,7 +36,11 @@ class Options:
     hold: bool = True  # log q at the policy that sampled, once a rollout batch
     center: str = "none"  # "batch" subtracts the mean of log q over the batch's counted tokens
     seed: int = 0
+    advantage: str | list[str] | None = None  # None: the advantage is verl's
+    advantage_args: dict[str, Any] = field(default_factory=dict)
+    answer: str | None = None  # the key under which the reward function answers what a completion answered
     own_loss: bool = False  # the estimator is ours, not one of verl's
+    by_std: bool = True  # verl's norm_adv_by_std_in_grpo
 
     @property
     def seam(self) -> str:
@@ -45,15 +57,40 @@ class Options:
     def make_guide(self) -> Guide | None:
         return make_guide(self.guide, **self.guide_args) if self.guide != "none" else None
 
+    def make_advantage(self) -> Advantage | None:
+        """Its ``group``, named or at its bottom, is scaled as verl's GRPO would be."""
+        if self.advantage is None:
+            return None
+        made = make_advantage(self.advantage, **self.advantage_args)
+        scale = "group" if self.by_std else "none"
+        core = next((part for part in made.parts if part.stage == "advantage"), None)
+        if core is None:
+            return Combined([*made.parts, Bottom(scale)])
+        if type(core) is GroupAdvantage and "scale" not in self.group_args:
+            core.scale = scale
+        return made
+
+    @property
+    def group_args(self) -> dict[str, Any]:
+        """Those of ``group``, where it is named."""
+        by_name = {self.advantage: self.advantage_args} if isinstance(self.advantage, str) else self.advantage_args
+        return by_name.get("group", {})
+
+
+class Bottom(GroupAdvantage):
+    """``group`` under parts that make no advantages themselves: of a kind of its own, so that it refuses none of them."""
+
+    kind = "bottom"
+
 
 def read_options(config: Any) -> Options:
     """The options of a run, from verl's whole config (a DictConfig or a plain mapping); refuses what cannot work."""
     raw = config.get("sage")
-    if raw is None or raw.get("guide") is None:
+    if raw is None or (raw.get("guide") is None and raw.get("advantage") is None):
         raise UserError(
             "trainer.v1.trainer_mode=sage_sync without sage.guide: add +sage.guide=branch (or another guide; none is plain verl)."
         )
-    known = {f.name for f in fields(Options)} - {"own_loss"}
+    known = {f.name for f in fields(Options)} - {"own_loss", "by_std"}
     for key in raw:
         if key not in known:
             raise UserError(f"sage.{key} is unknown; the options are {', '.join(f'sage.{k}' for k in sorted(known))}.")
@@ -61,7 +98,8 @@ def read_options(config: Any) -> Options:
     asked = given.pop("estimator", None)
     _check_types(given)
     estimator, own = _estimator(asked, config)
-    options = Options(**given, estimator=estimator, own_loss=own)
+    by_std = bool(_get(config, "algorithm", "norm_adv_by_std_in_grpo", default=True))
+    options = Options(**{"guide": "none"} | given, estimator=estimator, own_loss=own, by_std=by_std)
     guide = options.make_guide()
     if guide is None:
         _check_no_guide(options)
@@ -69,6 +107,7 @@ def read_options(config: Any) -> Options:
         _check_anchor(options, config)
         _check_guide(options, guide, config)
         _check_sampling(options, config)
+    _check_advantage(options, config)
     if options.seam == "loss" and _get(config, "distillation", "enabled", default=False):
         raise UserError(
             "sage on the loss seam replaces verl's loss, and so does distillation.enabled=True: turn it off."
@@ -92,9 +131,11 @@ def _get(config: Any, *path: str, default: Any = None) -> Any:
 
 
 def _check_types(given: dict[str, Any]) -> None:
-    kinds: dict[str, tuple[type, str]] = {
+    kinds: dict[str, tuple[Any, str]] = {
         "guide": (str, "a name"), "guide_args": (dict, "a mapping such as {ratio: 0.3}"), "hold": (bool, "true or false"),
         "center": (str, "none or batch"), "seed": (int, "a whole number"),
+        "advantage": ((str, list), "a name, or a list such as [rarity,focal]"), "answer": (str, "a key"),
+        "advantage_args": (dict, "a mapping such as {gamma: 0.5}; with several, {focal: {gamma: 0.5}}"),
     }  # fmt: skip
     for key, value in given.items():
         kind, said = kinds[key]
@@ -102,6 +143,14 @@ def _check_types(given: dict[str, Any]) -> None:
             raise UserError(f"sage.{key}={value!r} must be {said}.")
     if given.get("center", "none") not in ("none", "batch"):
         raise UserError(f"sage.center={given['center']!r} is unknown; choose none or batch.")
+    names, args = given.get("advantage"), given.get("advantage_args", {})
+    if isinstance(names, list) and not (
+        all(isinstance(name, str) for name in names) and all(isinstance(value, dict) for value in args.values())
+    ):
+        raise UserError(
+            f"sage.advantage={names}, sage.advantage_args={args}: several take names and arguments under a name, as in "
+            "[rarity,focal] and {focal: {gamma: 0.5}}."
+        )
 
 
 # ---- the estimator: verl's own fields and ours must say the same ---------------------------------------------------
@@ -205,15 +254,20 @@ def _check_reward(named: str, actor: Any, algorithm: Any) -> None:
         )
 
 
-def _check_sampling(options: Options, config: Any) -> None:
-    """Rollouts answer log-probs after truncation: over a whole sequence the ratio to them is the mass that was kept, token after
-    token, and as old log-probs in the reward they look like a KL that grows with the length."""
+def _cut(config: Any) -> list[str]:
+    """The fields that truncate sampling."""
     rollout = _get(config, "actor_rollout_ref", "rollout")
-    cut = [
+    return [
         f"{name}={_get(rollout, name)}"
         for name, off in (("top_p", lambda p: p == 1), ("top_k", lambda k: k < 1))
         if _get(rollout, name) is not None and not off(_get(rollout, name))
     ]
+
+
+def _check_sampling(options: Options, config: Any) -> None:
+    """Rollouts answer log-probs after truncation: over a whole sequence the ratio to them is the mass that was kept, token after
+    token, and as old log-probs in the reward they look like a KL that grows with the length."""
+    cut = _cut(config)
     correction = _get(config, "algorithm", "rollout_correction")
     named = f"actor_rollout_ref.rollout.{' and '.join(cut)}"
     if cut and _get(correction, "rollout_is") == "sequence":
@@ -267,3 +321,95 @@ def _check_guide(options: Options, guide: Guide, config: Any) -> None:
     if not options.hold and (options.center == "batch" or options.estimator == "k1-reward"):
         what = "sage.center=batch" if options.center == "batch" else "algorithm.use_kl_in_reward=True"
         raise UserError(f"{what} takes log q of the whole rollout batch, so it needs sage.hold=True.")
+
+
+# ---- the advantage -------------------------------------------------------------------------------------------------
+
+
+def _check_advantage(options: Options, config: Any) -> None:
+    theirs = _get(config, "algorithm", "adv_estimator")
+    if options.advantage is None:
+        for name in ("advantage_args", "answer"):
+            if getattr(options, name):
+                raise UserError(
+                    f"sage.{name} is set but sage.advantage is not: name an advantage, or leave sage.{name} out."
+                )
+        return
+    named = f"sage.advantage={options.advantage}"
+    if theirs != ESTIMATOR:
+        raise UserError(
+            f"{named} with algorithm.adv_estimator={theirs}, which would not read it: set algorithm.adv_estimator={ESTIMATOR}."
+        )
+    names = [options.advantage] if isinstance(options.advantage, str) else options.advantage
+    for token in (name for name in names if name in TOKENS):
+        _refuse_tokens(token)
+    advantage = options.make_advantage()
+    assert advantage is not None
+    for part in advantage.parts:
+        if part.kind == "tokens":
+            _refuse_tokens(part.name)
+        _check_needs(part, options, config)
+        if isinstance(part, AlikeAdvantage):
+            _check_alike(part, options, config)
+    try:
+        advantage.check_group(_get(config, "actor_rollout_ref", "rollout", "n"))
+    except UserError as e:  # the room speaks to TRL's users
+        raise UserError(str(e).replace("num_generations", "actor_rollout_ref.rollout.n")) from e
+    _check_scale(named, advantage, options)
+
+
+def _refuse_tokens(name: str) -> None:
+    mend = f"verl has it as a loss, actor_rollout_ref.actor.policy_loss.loss_mode={name}"
+    if name not in ("clip_cov", "kl_cov"):
+        mend = "verl's own of this kind are losses, actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov or kl_cov"
+    raise UserError(
+        f"sage.advantage={name} gives each token its own advantage, and verl's driver gives a completion one: {mend}."
+    )
+
+
+def _check_needs(part: Advantage, options: Options, config: Any) -> None:
+    named = f"sage.advantage={part.name}"
+    missing = sorted(set(part.needs) - TOLD)
+    if missing:
+        raise UserError(f"{named} needs {', '.join(missing)}, which verl does not compute: choose another advantage.")
+    if "ref_logps" in part.needs and options.estimator == "none":
+        raise UserError(
+            f"{named} needs a reference model, and verl has none without a KL: set actor_rollout_ref.actor.use_kl_loss=True "
+            "(kl_loss_coef=0 for no pull), or algorithm.use_kl_in_reward=True."
+        )
+    if "answers" in part.needs and options.answer is None:
+        raise UserError(
+            f"{named} needs to know what each completion answered, which the reward function alone can tell: let it return a "
+            "dict, {'score': 1.0, 'pred': '42'}, and name the key, +sage.answer=pred."
+        )
+    bypass = _get(config, "algorithm", "rollout_correction", "bypass_mode", default=False)
+    if "logps" in part.needs and bypass and _cut(config):
+        raise UserError(
+            f"{named} compares log-probs, and actor_rollout_ref.rollout.{' and '.join(_cut(config))} with algorithm."
+            "rollout_correction.bypass_mode=True gives those after truncation: set bypass_mode=False, or top_p=1 and top_k=-1."
+        )
+
+
+def _check_alike(part: AlikeAdvantage, options: Options, config: Any) -> None:
+    beta = _get(config, *options.coefficient.split("."))
+    if part.beta != beta:
+        raise UserError(
+            f"sage.advantage=alike with beta={part.beta} lifts right answers to one level under that coefficient, and "
+            f"{options.coefficient}={beta}: set both alike, +sage.advantage_args={{beta: {beta}}}."
+        )
+
+
+def _check_scale(named: str, advantage: Advantage, options: Options) -> None:
+    """verl's field and ours say the same; a bonus beside a reward that was divided by its std would be another β."""
+    scale = options.group_args.get("scale")
+    if scale is not None and (scale != "none") != options.by_std:
+        raise UserError(
+            f"{named} with scale={scale} contradicts algorithm.norm_adv_by_std_in_grpo={options.by_std}: set that to "
+            f"{not options.by_std}, or leave scale out."
+        )
+    grouped = any(isinstance(part, GroupAdvantage) for part in advantage.parts)
+    if options.estimator == "k1-reward" and options.by_std and grouped:
+        raise UserError(
+            f"{named} with algorithm.use_kl_in_reward=True and norm_adv_by_std_in_grpo=True scales the reward and not the KL: "
+            "set algorithm.norm_adv_by_std_in_grpo=False."
+        )

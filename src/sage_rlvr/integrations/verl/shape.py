@@ -35,6 +35,11 @@ def log_q(
     return out
 
 
+def is_padding(uid: str) -> bool:
+    """Of a synthetic row, with which verl fills a batch up; its own uids are hexadecimal."""
+    return uid.startswith("pad")
+
+
 def row_numbers(keys: Sequence[str], prompt_number: Mapping[str, int], per_prompt: int) -> Tensor:
     """(B,) each trajectory's row in the rollout batch: prompt · n + session, as drawn from the dataset.
 
@@ -44,7 +49,7 @@ def row_numbers(keys: Sequence[str], prompt_number: Mapping[str, int], per_promp
     rows = []
     for key in keys:
         uid, session, index = key.rsplit("_", 2)
-        if uid.startswith("pad"):
+        if is_padding(uid):
             rows.append(PADDING_ROW)
             continue
         if uid not in prompt_number:

@@ -2,7 +2,8 @@
 
 verl's step computes old_log_probs and entropies, then ref_log_prob, then advantages, then updates the actor. Right after the
 reference pass we put ref + log q in the place of ref_log_prob: verl's KL loss and its KL in the reward both read it there. Where
-the guide must see the current policy, or the estimator is not one of verl's, the workers get our loss instead (loss.py).
+the guide must see the current policy, or the estimator is not one of verl's, the workers get our loss instead (loss.py). With
+``algorithm.adv_estimator=sage`` the advantages are those of our room (estimator.py).
 """
 
 import logging
@@ -22,7 +23,7 @@ from verl.workers.utils.padding import response_to_nested
 
 from sage_rlvr.anchor import noise
 from sage_rlvr.errors import UserError
-from sage_rlvr.integrations.verl import MODE, loss, refuse_unread_options, shape
+from sage_rlvr.integrations.verl import ESTIMATOR, MODE, estimator, loss, refuse_unread_options, shape
 from sage_rlvr.integrations.verl.options import read_options
 
 logger = logging.getLogger(__name__)
@@ -35,9 +36,14 @@ class SageTrainer(PPOTrainerSync):
     def __init__(self, config: Any):
         self.sage = read_options(config)
         self.guide = self.sage.make_guide()
+        self.advantage = self.sage.make_advantage()
         self.beta = OmegaConf.select(config, self.sage.coefficient)
         self._prompt_number: dict[str, int] = {}  # uid → its number in this rollout batch
         self._shaped_step: int | None = None
+        self._ref_means: dict[str, torch.Tensor] = {}  # key → mean log π_ref per token, before the guide
+        if self.advantage is None and config.algorithm.adv_estimator == ESTIMATOR:
+            with open_dict(config):
+                config.algorithm.adv_estimator = "grpo"  # verl's own, by verl's own path
         actor = config.actor_rollout_ref.actor
         self._entropy_asked = bool(actor.calculate_entropy or actor.entropy_coeff != 0)
         if (
@@ -65,11 +71,12 @@ class SageTrainer(PPOTrainerSync):
     def _say(self) -> None:
         o = self.sage
         if o.seam == "none":
-            said = "sage.guide=none: verl as it is, nothing is shaped"
+            rest = "verl as it is" if self.advantage is None else f"{self.advantage!r}"
+            said = f"sage.guide=none: {rest}, nothing is shaped"
         else:
             said = (
                 f"{self.guide!r}, estimator {o.estimator}, beta={self.beta}, {o.seam} seam, hold={o.hold}, center={o.center}, "
-                f"seed={o.seed}"
+                f"seed={o.seed}" + ("" if self.advantage is None else f", {self.advantage!r}")
             )
         print(f"sage: {said}", flush=True)  # verl's logging may be set to WARNING; this line must be seen
 
@@ -99,6 +106,10 @@ class SageTrainer(PPOTrainerSync):
 
     def _compute_ref_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
         batch = super()._compute_ref_log_prob(batch, metrics)
+        if self.advantage is not None and "ref_logps" in self.advantage.needs:
+            wide = self._get(batch, ["response_mask", "ref_log_prob"]).to_padded_tensor()
+            means = estimator.mean_per_token(wide["ref_log_prob"], wide["response_mask"])
+            self._ref_means = dict(zip(batch.keys, means, strict=True))
         if self.guide is not None:
             start = time.perf_counter()
             self._shape(batch, metrics)
@@ -119,7 +130,7 @@ class SageTrainer(PPOTrainerSync):
             fields.append("entropy")
         if "rewards" in guide.needs:
             fields.append("rm_scores")
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        data = self._get(batch, fields)
         lengths = data["response_mask"]  # nested (B, j)
         wide = data.to_padded_tensor()  # (B, T)
         old, ref, mask = wide["old_log_probs"].float(), wide["ref_log_prob"].float(), wide["response_mask"]
@@ -135,6 +146,9 @@ class SageTrainer(PPOTrainerSync):
             self._put(batch, {"ref_log_prob": response_to_nested(ref + log_q, lengths)})
         metrics |= shape.measure(old, ref, log_q, mask, self.sage.estimator)
 
+    def _get(self, batch: Any, fields: list[str]) -> TensorDict:
+        return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+
     def _put(self, batch: Any, fields: dict[str, torch.Tensor]) -> None:
         data = TensorDict(fields, batch_size=len(batch))
         tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=data)
@@ -147,6 +161,45 @@ class SageTrainer(PPOTrainerSync):
         actor = self.config.actor_rollout_ref.actor
         updates = max(1, self.config.data.train_batch_size // actor.ppo_mini_batch_size) * actor.ppo_epochs
         return (self.global_steps - 1) * updates, self.total_training_steps * updates
+
+    # ---- the advantage seam ----------------------------------------------------------------------------------------
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """verl's, which asks the estimator that ``algorithm.adv_estimator`` names; ours is told here what verl does not pass."""
+        if self.advantage is None:
+            return super()._compute_advantage(batch, metrics)
+        with estimator.told(self._told(batch)) as ours:
+            batch = super()._compute_advantage(batch, metrics)
+        if not ours.used:
+            raise RuntimeError(f"sage: verl made the advantages of step {self.global_steps} without sage.advantage.")
+        return batch
+
+    def _told(self, batch: Any) -> estimator.Told:
+        advantage = self.advantage
+        assert advantage is not None
+        step, max_steps = self._optimizer_steps()
+        out = estimator.Told(advantage, batch.keys, step, max_steps)
+        read = {
+            "rm_scores": self.config.algorithm.use_kl_in_reward,
+            "old_log_probs": "logps" in advantage.needs,
+            "response_mask": bool({"logps", "lengths"} & advantage.needs),
+        }
+        if any(read.values()):
+            wide = self._get(batch, [name for name in read if read[name]]).to_padded_tensor()
+            if read["rm_scores"]:
+                out.scores = wide["rm_scores"].sum(-1)
+            if read["old_log_probs"]:
+                out.logps = estimator.mean_per_token(wide["old_log_probs"], wide["response_mask"])
+            if "lengths" in advantage.needs:
+                out.lengths = wide["response_mask"].bool().sum(1).float()
+        if "ref_logps" in advantage.needs:
+            out.ref_logps = torch.stack([self._ref_means[key] for key in batch.keys])
+        if "answers" in advantage.needs:
+            assert self.sage.answer is not None, "the options ask for it"
+            out.answers = estimator.answers_of(
+                list(self._get(batch, ["extra_fields"])["extra_fields"]), self.sage.answer
+            )
+        return out
 
     # ---- rows ------------------------------------------------------------------------------------------------------
 
@@ -166,7 +219,7 @@ class SageTrainer(PPOTrainerSync):
     # ---- checkpoints -----------------------------------------------------------------------------------------------
 
     def _anchor(self) -> dict[str, Any]:
-        """What pulls and toward what, by the fields that say so, the guide's arguments aside: they are in its own state."""
+        """What is trained toward, by the fields that say so, the guide's arguments aside: they are in its own state."""
         o = self.sage
         return {
             "sage.guide": o.guide,
@@ -175,11 +228,16 @@ class SageTrainer(PPOTrainerSync):
             "sage.hold": o.hold,
             "sage.center": o.center,
             "sage.seed": o.seed,
+            "sage.advantage": "none" if self.advantage is None else repr(self.advantage),
             "actor_rollout_ref.model.path": self.config.actor_rollout_ref.model.path,  # π_ref
         }
 
+    @property
+    def _is_plain(self) -> bool:
+        return self.sage.seam == "none" and self.advantage is None
+
     def _save_checkpoint(self) -> None:
-        if self.sage.seam != "none":  # before verl's own, whose last act says that the checkpoint is whole
+        if not self._is_plain:  # before verl's own, whose last act says that the checkpoint is whole
             folder = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
             os.makedirs(folder, exist_ok=True)
             guide = self.guide.state_dict() if self.guide is not None else None
@@ -198,7 +256,7 @@ class SageTrainer(PPOTrainerSync):
         file = os.path.join(folder, STATE)
         if os.path.exists(file):
             self._go_on(folder, torch.load(file, weights_only=True))
-        elif self.sage.seam != "none":
+        elif not self._is_plain:
             print(
                 f"sage: {folder} holds no {STATE}: it was trained by verl as it is, and goes on with sage.", flush=True
             )

@@ -5,7 +5,7 @@
 #   MODEL   the merged SFT model. With LoRA verl's reference is the model without the adapter, so merge SFT's adapter first.
 #   TRAIN   parquet in verl's format (prompt, data_source, reward_model.ground_truth); VAL the same for validation.
 #   REWARD  a Python file with compute_score(data_source, solution_str, ground_truth, extra_info); Math-Verify in the paper.
-#   ROW     branch (default) | grpo | grpo_no_kl | grpo_forward_kl | random | token | tempered | exact
+#   ROW     branch (default) | grpo | grpo_no_kl | grpo_forward_kl | random | token | tempered | exact | maxrl | rarity_focal
 #
 # What verl has not, and the paper uses: min_p (top_p and top_k are off here), a linear learning rate (constant with the same
 # warm-up, as in the authors' config).
@@ -58,5 +58,10 @@ case "${ROW:-branch}" in
       actor_rollout_ref.actor.use_kl_loss=False algorithm.use_kl_in_reward=True algorithm.kl_penalty=kl
       algorithm.kl_ctrl.kl_coef=0.05 algorithm.norm_adv_by_std_in_grpo=False
       actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm actor_rollout_ref.actor.loss_scale_factor=2048) ;;
-  *) echo "ROW=$ROW is unknown: branch, token, random, grpo, grpo_no_kl, grpo_forward_kl, tempered or exact" >&2; exit 2 ;;
+  maxrl) # no row of the paper: MaxRL's advantage, without a KL as published
+    SETTINGS+=(algorithm.adv_estimator=sage +sage.advantage=maxrl actor_rollout_ref.actor.use_kl_loss=False) ;;
+  rarity_focal) # no row of the paper: unlikely right answers and hard prompts count more
+    SETTINGS+=(algorithm.adv_estimator=sage "+sage.advantage=[rarity,focal]") ;;
+  *) echo "ROW=$ROW is unknown: branch, token, random, grpo, grpo_no_kl, grpo_forward_kl, tempered, exact, maxrl or" \
+      "rarity_focal" >&2; exit 2 ;;
 esac
