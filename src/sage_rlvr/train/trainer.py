@@ -233,9 +233,8 @@ class SAGETrainer(GeneratingTrainer):
         """log q at the sampling policy where a pass over it was made, and the k1 reward on top of the advantages."""
         if "hidden" in self.guide_needs:  # of the batch as it stands: groups may have been exchanged
             self._say_pass()
-            logps, entropies = self._sampling_pass(output)
-        else:
-            logps, entropies = self.sampled(output)
+            output["sage_logps"], output["sage_entropies"] = self._sampling_pass(output)
+        logps, entropies = self.sampled(output)
         credit, center = self.estimator == "k1-reward", self.args.guide_center == "batch"
         if logps is None or not (credit or (self.guide is not None and self.args.guide_hold)):
             return
