@@ -224,7 +224,7 @@ TOKENS = [
             "KL-Cov pulls by rounding at the first update",
             "if PULL not in inputs or int(inputs[BORN]) == trainer.state.global_step:",
             "if PULL not in inputs:",
-            "test_kl_cov_holds_from_the_second_update_on",
+            "test_rounding_between_two_passes_is_no_movement",
         ),
         (
             "a run with one update per rollout batch is let through",
