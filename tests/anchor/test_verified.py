@@ -25,8 +25,8 @@ def signals(rewards):
     ("reference", "ref_logps", "ref_entropies"), ("policy", "logps", "entropies"),
 ])  # fmt: skip
 def test_formula(source, logps, entropies):
-    rewards = [1.0, 0.0, 0.25, math.nan, -1.0, 3.0]
-    weights = [1.0, 0.0, 0.25, 0.0, 0.0, 1.0]  # what can not be scored is not right; [0, 1] holds
+    rewards = [1.0, 0.0, 0.25, math.nan]
+    weights = [1.0, 0.0, 0.25, 0.0]  # what can not be scored is not right
     s = signals(rewards)
     plain, level = (make_guide("verified", kappa=0.7, level=level, source=source)(s) for level in (False, True))
     for i, weight in enumerate(weights):
@@ -46,6 +46,11 @@ def test_what_is_wrong_is_said_in_a_sentence():
         make_guide("verified", level=True)(replace(s, ref_entropies=None))
     with pytest.raises(ValueError, match=r"rewards has shape \(3,\), but there are 2 rows"):
         make_guide("verified")(replace(s, rewards=torch.ones(3)))
+    for outside in (-1.0, 3.0):
+        with pytest.raises(
+            UserError, match=f"takes rewards between 0 and 1, .* one is {outside:.0f}: use a verifiable"
+        ):
+            make_guide("verified")(signals([1.0, outside]))
     with pytest.raises(UserError, match=r"kappa=1.5 must lie in \(0, 1\]"):
         make_guide("verified", kappa=1.5)
     with pytest.raises(UserError, match=r"kappa=-1 must .* any kappa above 0"):

@@ -9,49 +9,6 @@ ADVANTAGES = within(
     "train/rollouts.py",
     ROLLOUTS,
     (
-        "BNPO's concentration is not held: groups all alike fit an infinitely sharp Beta",
-        "(most / spread.clamp(min=1e-12) - 1).clamp(0, sharpest)",
-        "(most / spread.clamp(min=1e-12) - 1).clamp(min=0)",
-        "tests/train/test_advantages.py::test_a_beta_fitted_to_groups_all_alike_is_held",
-    ),
-    (
-        "the Beta is fitted with n − 1",
-        "known.var(unbiased=False)",
-        "known.var(unbiased=True)",
-        "test_beta_advantage_by_hand",
-    ),
-    (
-        "a third of the pseudo-counts is forgotten",
-        "1 + mean * concentration / 3, 1 + (1 - mean) * concentration / 3",
-        "1 + mean * concentration, 1 + (1 - mean) * concentration",
-        "test_beta_advantage_by_hand",
-    ),
-    (
-        "a group's mean counts what could not be scored",
-        "p = groups.nanmean(1)",
-        "p = groups.nan_to_num().mean(1)",
-        "test_beta_advantage_special_cases, tests/train/test_advantages.py::test_what_cannot_be_scored_moves_no_mean",
-    ),
-    (
-        "an answer shares its reward with other prompts' groups",
-        "keys = [(i // group, i if key is None else key) for i, key in enumerate(solutions)]",
-        "keys = [(0, i if key is None else key) for i, key in enumerate(solutions)]",
-        "test_coverage_pays_each_its_shapley_value_of_the_distinct_right_answers",
-    ),
-    (
-        "wrong completions dilute an answer's reward",
-        "times = Counter(key for key, right in zip(keys, rewarded) if right)",
-        "times = Counter(keys)",
-        "test_coverage_pays_each_its_shapley_value_of_the_distinct_right_answers, "
-        "tests/train/test_advantages.py::test_a_wrong_twin_takes_nothing",
-    ),
-    (
-        "the mean surprisal is over wrong completions too",
-        "s = surprisal.nan_to_num().clamp(min=0).view(-1, group) * right",
-        "s = surprisal.nan_to_num().clamp(min=0).view(-1, group)",
-        "test_rarity_shares_a_groups_reward_by_surprisal",
-    ),
-    (
         "a group that nobody could score is no flat one",
         "return ~(high > low)",
         "return high == low",
@@ -76,6 +33,81 @@ ADVANTAGES = within(
         "test_stop_cut_finds_the_token_that_completes_the_stop",
     ),
 )
+
+CREDIT = [
+    *within(
+        "train/credit.py",
+        PARITY,
+        (
+            "the bonus is not centred on its group",
+            "scaled = trainer.beta * (bonus - mean)",
+            "scaled = trainer.beta * bonus",
+            "test_k1_reward_is_added_after_the_task_reward_is_scaled[none-branch-schedule0]",
+        ),
+    ),
+    *within(
+        "train/credit.py",
+        "tests/train/test_credit.py",
+        (
+            "what was masked has a log-prob",
+            "return mean.where(on.any(1), torch.nan)",
+            "return mean",
+            "test_a_completion_without_a_counted_token_has_no_log_prob",
+        ),
+        (
+            "a log-prob is the whole completion's, not per token",
+            "/ on.sum(1).clamp(min=1)",
+            "/ 1",
+            "test_a_users_own_advantage_is_shown_log_probs_lengths_and_answers[one pass of ours]",
+        ),
+        (
+            "every answer that cannot be read is the same one",
+            "if answer is None:",
+            "if answer is ...:",
+            "test_coverage_pays_for_solutions_and_not_for_spelling",
+        ),
+        (
+            "after an exchange the advantages are those of before",
+            "            self.assign(output)",
+            "            pass",
+            "test_after_an_exchange_the_advantages_are_the_final_batchs",
+        ),
+        (
+            "equal rewards are drawn again whatever the advantage",
+            "        if self.plain:\n            return rollouts.flat_groups(",
+            "        if True:\n            return rollouts.flat_groups(",
+            "test_which_groups_teach_nothing[signed-()]",
+        ),
+        (
+            "TRL's table keeps GRPO's advantages",
+            "        log.extend(everyone.tolist())",
+            "        log.extend([0.0] * len(everyone))",
+            "test_advantages_are_those_of_the_formula",
+        ),
+        (
+            "scale_rewards is forgotten where no part makes the advantages",
+            "scale=self.args.scale_rewards",
+            'scale="group"',
+            "test_coverage_pays_for_solutions_and_not_for_spelling",
+        ),
+    ),
+    *within(
+        "train/gone.py",
+        "tests/study/test_gone.py",
+        (
+            "an old share over Beta's advantage loses it",
+            'if core == "group":',
+            "if True:",
+            "test_what_old_settings_are_today",
+        ),
+        (
+            "both shares at once are taken for one",
+            "if len(shares) == 2:",
+            "if False:",
+            "test_what_old_settings_are_today",
+        ),
+    ),
+]
 
 TRAINER = [
     *within(
@@ -126,12 +158,6 @@ TRAINER = [
             "            self._held.clear()",
             "            pass",
             "test_branch_k3_is_the_formula[grpo-schedule2-full]",
-        ),
-        (
-            "the bonus is not centred on its group",
-            "scaled = self.beta * (bonus - mean)",
-            "scaled = self.beta * bonus",
-            "test_k1_reward_is_added_after_the_task_reward_is_scaled[none-branch-schedule0]",
         ),
         (
             "TRL's penalty stays on beside ours",
@@ -271,4 +297,4 @@ TOKENS = [
     ),
 ]
 
-MUTANTS = [*TOKENS, *ADVANTAGES, *TRAINER]
+MUTANTS = [*ADVANTAGES, *CREDIT, *TOKENS, *TRAINER]

@@ -70,6 +70,9 @@ def uneven(prompts, completions, **kwargs):
     return [0.0 if f else r for f, r in zip(flat, tiny.hash_reward(completions))]
 
 
+uneven.key = lambda text: "ab"[ord(text[0]) % 2]  # two solutions, for coverage
+
+
 def adapter(model):
     """PEFT draws the adapter at random: the same everywhere, and the same before it is sharded."""
     draw = torch.Generator().manual_seed(0)

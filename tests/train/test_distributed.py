@@ -71,6 +71,12 @@ CASES = {
     "uncertain tokens of rare answers, micro-batches": {
         "guide": "branch", "advantage": ["rarity", "focal", "entropy"], "tokens_per_microbatch": 40,
     },
+    "rarity and focal, groups across ranks": {"guide": "none", "advantage": ["rarity", "focal"], "global_rows": 4},
+    "unlikely, lora, micro-batches": {"guide": "branch", "advantage": "unlikely", "tokens_per_microbatch": 40, "lora": True},
+    "coverage, drawn again, exact credit": {
+        "guide": "branch", "advantage": "coverage", "dynamic_sampling": 2, "flat": True, "anchor_estimator": "k1-reward",
+        "loss_type": "dr_grpo", "scale_rewards": "none",
+    },
 }  # fmt: skip
 STEPS = {"max_steps": 3, "learning_rate": 1e-3, "shuffle_dataset": False}
 ROW_METRICS = (

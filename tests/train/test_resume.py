@@ -73,6 +73,11 @@ CASES = {
     "tokens clipped": {
         "max_steps": 5, "guide": "none", "advantage": "clip_cov", "advantage_args": {"share": 0.2, "low": 0.05},
     },
+    "an advantage that moves, inside the rollout buffer": {
+        "max_steps": 7, "guide": "none", "gradient_accumulation_steps": 2, "steps_per_generation": 4, "num_iterations": 2,
+        "advantage": ["unlikely", "focal"], "dynamic_sampling": 1,
+    },
+    "k falls with the step": {"max_steps": 6, "guide": "none", "advantage": "pkpo", "advantage_args": {"k": 3, "anneal": 1.0}},
     "exact credit": {"max_steps": 5, "guide": "branch", "anchor_estimator": "k1-reward"},
 }  # fmt: skip
 
@@ -84,7 +89,7 @@ def test_kill_and_resume_changes_nothing(model, whole, tmp_path, case):
     killed = run(model, tmp_path / "cut", tmp_path / "cut.json", die_at=["step", die_at], **options)
     assert killed.returncode == -signal.SIGKILL
     assert last_complete(tmp_path / "cut").endswith(f"checkpoint-{die_at}")
-    if case == "inside the rollout buffer":
+    if "inside the rollout buffer" in case:
         state = load_state(tmp_path / "cut" / f"checkpoint-{die_at}", 0)
         assert state["buffer"] is not None, "the kill fell inside a buffer"
     resumed = run(model, tmp_path / "cut", tmp_path / "cut.json", resume=True, **options)
