@@ -56,50 +56,6 @@ MUTANTS = [
         ),
     ),
     *within(
-        "advantage/whole.py",
-        OURS,
-        (
-            "BNPO's concentration is not held: groups all alike fit an infinitely sharp Beta",
-            "(most / variance.clamp(min=1e-12) - 1).clamp(0, self.sharpest)",
-            "(most / variance.clamp(min=1e-12) - 1).clamp(min=0)",
-            "test_a_beta_fitted_to_groups_all_alike_is_held",
-        ),
-        (
-            "the Beta is fitted with n − 1",
-            "judged.var(unbiased=False)",
-            "judged.var(unbiased=True)",
-            "test_beta_advantage_by_hand",
-        ),
-        (
-            "a third of the pseudo-counts is forgotten",
-            "1 + mean * concentration / 3, 1 + (1 - mean) * concentration / 3",
-            "1 + mean * concentration, 1 + (1 - mean) * concentration",
-            "test_beta_advantage_by_hand",
-        ),
-        (
-            "a group's mean counts what could not be scored",
-            "p = rows.nanmean(1)",
-            "p = rows.nan_to_num().mean(1)",
-            "test_beta_advantage_special_cases, test_what_cannot_be_scored_moves_no_mean",
-        ),
-    ),
-    *within(
-        "advantage/answers.py",
-        OURS,
-        (
-            "wrong completions dilute an answer's reward",
-            "times = Counter(a for a, good in zip(answers, right) if good and a is not None)",
-            "times = Counter(answers)",
-            "test_coverage_pays_each_its_shapley_value_of_the_distinct_right_answers, test_a_wrong_twin_takes_nothing",
-        ),
-        (
-            "the mean surprisal is over wrong completions too",
-            "s = surprisal.nan_to_num().clamp(min=0) * right",
-            "s = surprisal.nan_to_num().clamp(min=0)",
-            "test_rarity_shares_a_groups_reward_by_surprisal",
-        ),
-    ),
-    *within(
         "advantage/tokens.py",
         "tests/advantage/test_tokens.py",
         (
@@ -161,6 +117,50 @@ MUTANTS = [
             "return torch.where(t.mask, x, 0.0).to(t.advantages.dtype)",
             "return x.to(t.advantages.dtype)",
             "test_padding_may_hold_anything, test_the_choice_is_the_tokens_not_the_paddings",
+        ),
+    ),
+    *within(
+        "advantage/whole.py",
+        OURS,
+        (
+            "BNPO's concentration is not held: groups all alike fit an infinitely sharp Beta",
+            "(most / variance.clamp(min=1e-12) - 1).clamp(0, self.sharpest)",
+            "(most / variance.clamp(min=1e-12) - 1).clamp(min=0)",
+            "test_a_beta_fitted_to_groups_all_alike_is_held",
+        ),
+        (
+            "the Beta is fitted with n − 1",
+            "judged.var(unbiased=False)",
+            "judged.var(unbiased=True)",
+            "test_beta_advantage_by_hand",
+        ),
+        (
+            "a third of the pseudo-counts is forgotten",
+            "1 + mean * concentration / 3, 1 + (1 - mean) * concentration / 3",
+            "1 + mean * concentration, 1 + (1 - mean) * concentration",
+            "test_beta_advantage_by_hand",
+        ),
+        (
+            "a group's mean counts what could not be scored",
+            "p = rows.nanmean(1)",
+            "p = rows.nan_to_num().mean(1)",
+            "test_beta_advantage_special_cases, test_what_cannot_be_scored_moves_no_mean",
+        ),
+    ),
+    *within(
+        "advantage/answers.py",
+        OURS,
+        (
+            "wrong completions dilute an answer's reward",
+            "times = Counter(a for a, good in zip(answers, right) if good and a is not None)",
+            "times = Counter(answers)",
+            "test_coverage_pays_each_its_shapley_value_of_the_distinct_right_answers, test_a_wrong_twin_takes_nothing",
+        ),
+        (
+            "the mean surprisal is over wrong completions too",
+            "s = surprisal.nan_to_num().clamp(min=0) * right",
+            "s = surprisal.nan_to_num().clamp(min=0)",
+            "test_rarity_shares_a_groups_reward_by_surprisal",
         ),
     ),
 ]

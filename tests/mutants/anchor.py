@@ -116,7 +116,12 @@ MUTANTS = [
     *within(
         "anchor/verified.py",
         "tests/anchor/test_verified.py",
-        ("a reward above 1 is paid as it is", ".nan_to_num(0.0).clamp(0, 1)", ".nan_to_num(0.0)", "test_formula"),
+        (
+            "a reward outside 0..1 is paid as it is",
+            "        self.check_rewards(s.rewards)\n",
+            "",
+            "test_what_is_wrong_is_said_in_a_sentence",
+        ),
     ),
     *within(
         "anchor/taught.py",

@@ -291,4 +291,59 @@ TAUGHT = [
     ),
 ]
 
-MUTANTS = [*ADVANTAGES, *CREDIT, *TRAINER, *TAUGHT]
+TOKENS = [
+    *within(
+        "train/token_credit.py",
+        "tests/train/test_tokens.py",
+        (
+            "KL-Cov pulls by rounding at the first update",
+            "if PULL not in inputs or int(inputs[BORN]) == trainer.state.global_step:",
+            "if PULL not in inputs:",
+            "test_rounding_between_two_passes_is_no_movement",
+        ),
+        (
+            "a run with one update per rollout batch is let through",
+            "args.gradient_accumulation_steps % every == 0",
+            "args.gradient_accumulation_steps == every",
+            "test_a_sentence_for_what_cannot_be",
+        ),
+        (
+            "the pull has a sign",
+            '(logps - inputs["old_per_token_logps"]).abs()',
+            '(logps - inputs["old_per_token_logps"])',
+            "test_kl_cov_holds_from_the_second_update_on",
+        ),
+    ),
+    *within(
+        "train/trainer.py",
+        "tests/train/test_tokens.py",
+        (
+            "nobody asks for the tokens' advantages",
+            "        token_credit.assign(self, output)\n",
+            "",
+            "test_a_clipped_token_is_one_whose_advantage_is_0",
+        ),
+    ),
+    *within(
+        "train/microbatches.py",
+        "tests/train/test_tokens.py",
+        (
+            "rows whose tokens are pulled are left out",
+            "pushed = pushed | (inputs[PULL] != 0).any(1)",
+            "pass",
+            "test_a_row_whose_tokens_are_pulled_weighs",
+        ),
+    ),
+    *within(
+        "train/lens.py",
+        "tests/train/test_tokens.py",
+        (
+            "TRL's own pass makes no entropies for the tokens",
+            "needs = self.trainer.guide_needs | (frozenset() if tokens is None else tokens.reads)",
+            "needs = self.trainer.guide_needs",
+            "test_entropy_is_added_to_each_token",
+        ),
+    ),
+]
+
+MUTANTS = [*ADVANTAGES, *CREDIT, *TOKENS, *TRAINER, *TAUGHT]

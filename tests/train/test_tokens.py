@@ -1,11 +1,13 @@
 """Advantages per token in training: which tokens, by NumPy over full logits; gradients, by hand; however a batch is cut."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.train import SAGEConfig
+from sage_rlvr.train import SAGEConfig, token_credit
 from sage_rlvr.train.microbatches import rows_that_weigh
 
 from . import tiny
@@ -118,6 +120,17 @@ def test_kl_cov_holds_from_the_second_update_on(folder, tmp_path):
     want = torch.cat([g.flatten() for g in added])
     assert float(want.norm()) > 0
     assert float((got - want).norm()) <= 1e-4 * float(want.norm())
+
+
+def test_rounding_between_two_passes_is_no_movement():
+    """Until the first optimizer step after sampling the policy has not moved, whatever the last digits say."""
+    logps, old = torch.full((1, 2), -1.0, requires_grad=True), torch.tensor([[-1.0000001, -0.9999999]])
+    inputs = {"sage_pull": torch.ones(1, 2), "sage_born": torch.tensor(3), "old_per_token_logps": old}
+    at = lambda step: SimpleNamespace(state=SimpleNamespace(global_step=step))  # noqa: E731
+    assert token_credit.pull(at(3), inputs, logps) is None
+    (gradient,) = torch.autograd.grad(token_credit.pull(at(4), inputs, logps).sum(), logps)
+    assert gradient.tolist() == [[1.0, -1.0]]
+    assert token_credit.pull(at(4), {"old_per_token_logps": old}, logps) is None
 
 
 def clip(grads, most=1.0):
