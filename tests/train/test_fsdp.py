@@ -92,7 +92,7 @@ def test_shards_give_the_losses_and_gradients_of_one_process(runs, case):
 
 @pytest.mark.parametrize("case", SAME)
 def test_the_guide_shapes_the_anchor_of_a_sharded_model(runs, case):
-    for log in runs.sharded[case]["log"]:
+    for log in runs.sharded[case]["log"]["value" in case :]:  # a head begins without an opinion
         assert log["sage/active"] > 0.5
         assert log["sage/q_min"] < log["sage/q_max"]
         assert log["kl"] != pytest.approx(log["kl_ref"], rel=1e-3)
