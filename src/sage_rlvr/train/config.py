@@ -10,6 +10,7 @@ from trl import GRPOConfig
 from sage_rlvr.anchor import ESTIMATORS, Guide, make_guide
 from sage_rlvr.anchor.penalty import CREDITS
 from sage_rlvr.errors import UserError
+from sage_rlvr.train import kept
 
 # what a loss type divides by: rows of the batch it sees, counted tokens of it, or the rollout batch's tokens
 WEIGHTS = {
@@ -82,6 +83,22 @@ class SAGEConfig(GRPOConfig):
             "each earns 1 − c + c·s/mean(s) of it, s its mean surprisal a token. A lone right completion keeps all of it."
         },
     )
+    keep_from: str | None = field(
+        default=None,
+        metadata={"help": "Folder of an evaluation of the start model on the training problems: a divergence from π_ref on its right "
+                  "answers is added to the loss, so that training keeps them (DPH-RL)."},
+    )  # fmt: skip
+    keep_coef: float = field(
+        default=0.05,
+        metadata={"help": "Its weight: the published .01 to .05 for forward, .05 to .2 for js. 0: only measured."},
+    )
+    keep_divergence: str = field(
+        default="forward", metadata={"help": "'forward' (KL, needs no reference) or 'js' (Jensen–Shannon)."}
+    )
+    keep_batch: int | None = field(
+        default=None, metadata={"help": "Kept answers an optimizer step; unset: as many as it has prompts."}
+    )
+    keep_per_problem: int = field(default=4, metadata={"help": "Most kept answers of one problem."})
     reward_timeout_s: float | None = field(
         default=1800.0,
         metadata={
@@ -150,6 +167,7 @@ class SAGEConfig(GRPOConfig):
             raise UserError(f"{unused} is set but guide='none': name a guide, or leave {unused} out.")
         self._check_credit()
         self._check_rollouts()
+        kept.check(self)
         if self.tokens_per_microbatch is not None:
             self._check_micro_batches()
         if self.vllm_kv_cache_gib is not None:
@@ -184,7 +202,7 @@ class SAGEConfig(GRPOConfig):
             ("mask_truncated_completions", False), ("top_entropy_quantile", 1.0), ("delta", None), ("dynamic_sampling", 0),
             ("coverage", 0.0), ("rarity", 0.0),
             ("entropy_coef", 0.0), ("multi_objective_aggregation", "sum_then_normalize"), ("off_policy_mask_threshold", None),
-            ("guide_center", "none"),
+            ("guide_center", "none"), ("keep_from", None),
         ]  # fmt: skip
         found = [
             f"{name}={getattr(self, name)!r} (exact: {want!r})" for name, want in needed if getattr(self, name) != want

@@ -21,10 +21,12 @@ from sage_rlvr.train.checkpoint import (
     save_state,
     take_last_complete,
 )
+from sage_rlvr.train.rehearsal import Rehearsal
 
 
 class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
     guide: Guide | None
+    rehearsal: Rehearsal | None
     _stream: rollouts.PromptStream | None  # of DAPO's new prompts
     _sigterm: SaveOnSigterm
 
@@ -42,6 +44,7 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
             "metrics": {k: list(v) for k, v in self._metrics["train"].items()},
             "stream": self._stream.position if self._stream is not None else None,
             "guide": self.guide.state_dict() if self.guide is not None else None,
+            "kept": self.rehearsal.digest if self.rehearsal is not None else None,
         }
         save_state(checkpoint, self.accelerator.process_index, state)
 
@@ -51,6 +54,8 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
             return
         state = load_state(checkpoint, self.accelerator.process_index, self.accelerator.num_processes)
         super()._load_optimizer_and_scheduler(checkpoint)
+        if self.rehearsal is not None:
+            self.rehearsal.refuse_others(state.get("kept"), checkpoint)
         if self.guide is not None and state["guide"] is not None:
             self.guide.load_state_dict(state["guide"])
         device = self.accelerator.device
