@@ -11,6 +11,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from sage_rlvr.train import manifest
 from sage_rlvr.train.launch import packaged
 
+from . import keeping, tiny
 from .test_distributed import ROW_METRICS, STEPS, TOKEN_METRICS, flat, launch, near, same_metrics
 
 RANDOM = STEPS | {"guide": "random", "guide_args": {"epsilon": 1.0}}
@@ -20,6 +21,10 @@ SAME = {
     "full, reference entropies": STEPS | {"guide": "branch", "guide_args": {"source": "reference"}},
     "full, exact credit, groups across ranks": STEPS | {
         "guide": "branch", "anchor_estimator": "k1-reward", "loss_type": "dr_grpo", "scale_rewards": "none", "global_rows": 4,
+    },
+    "full, kept answers": STEPS | {
+        "guide": "none", "keep_from": "kept", "keep_batch": 3, "keep_coef": 5.0, "keep_divergence": "js",
+        "tokens_per_microbatch": 20,
     },
     "lora, branch k3": STEPS | {"guide": "branch", "lora": True},
     "lora, tempered to_go": STEPS | {
@@ -48,9 +53,15 @@ def settings():
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    one = launch(1, tmp_path_factory.mktemp("one"), SAME)
-    full = {name: case for name, case in (SAME | SHARDED_ONLY).items() if "lora" not in case}
-    lora = {name: case for name, case in SAME.items() if "lora" in case}
+    kept = {
+        "keep_from": keeping.folder(
+            tmp_path_factory.mktemp("of") / "kept", tiny.folder(tmp_path_factory.mktemp("start"))
+        )
+    }
+    same = {name: case | (kept if "keep_from" in case else {}) for name, case in SAME.items()}
+    one = launch(1, tmp_path_factory.mktemp("one"), same)
+    full = {name: case for name, case in (same | SHARDED_ONLY).items() if "lora" not in case}
+    lora = {name: case for name, case in same.items() if "lora" in case}
     lora["lora, sampled"] = SHARDED_ONLY["sampled"] | {"lora": True}
     folder = tmp_path_factory.mktemp("fsdp")
     sharded = launch(2, folder, full | lora, env=settings(), fsdp=True)

@@ -14,6 +14,7 @@ from sage_rlvr.store import SampleStore
 from sage_rlvr.study.job import packaged
 from sage_rlvr.tasks import Problem
 from sage_rlvr.train import SAGEConfig, run
+from sage_rlvr.train.reach import write_tallies
 
 from . import keeping, tiny
 from .run_pair import Recorded
@@ -244,11 +245,13 @@ def test_js_without_a_reference(model, kept, tmp_path):
 
 
 OTHER = {
-    "another model": ({"model": "other/model", "model_weights": "0" * 16}, "holds samples of other/model and training starts from"),
-    "another model on the Hub": ({"model": "other/model", "model_weights": "absent"}, "holds samples of other/model and training"),
+    "another model": ({"model": "other/model", "model_weights": "0" * 16}, "samples of other/model and training starts from"),
+    "another model on the Hub": ({"model": "other/model", "model_weights": "absent"}, "samples of other/model and training"),
     "an adapter on it": ({"adapter": "runs/lora"}, "with the adapter runs/lora and training starts without one"),
-    "a sharper one": ({"temperature": 0.3, "min_p": 0.01}, "drawn with temperature=0.3, min_p=0.01, .* --temperature 0.9 --min_p 0 "),
-    "another format": ({"fmt": "boxed"}, "drawn with prompt format 'boxed', and the prompt of sums-0 is another one in training"),
+    "a sharper one": (
+        {"temperature": 0.3, "min_p": 0.01}, "drawn with temperature=0.3, min_p=0.01, .* --temperature 0.9 --min_p 0 ",
+    ),
+    "another format": ({"fmt": "boxed"}, "drawn with prompt format 'boxed', and the prompt of sums-0 is another one in"),
     "another template": ({"inputs": {"chat template": "x"}}, "was drawn with another chat template than this run has"),
     "a format since changed": ({"inputs": {"prompt format": "x"}}, "was drawn with another prompt format than this run has"),
     "another tokenizer": ({"inputs": {"tokenizer": "x"}}, "was drawn with another tokenizer than"),
@@ -296,7 +299,7 @@ def test_nothing_to_keep(model, tmp_path):
 
 
 def test_a_training_set_without_names_for_its_problems(model, kept, tmp_path):
-    with pytest.raises(UserError, match="it has no 'task': make its rows with sage_rlvr.tasks.rows"):
+    with pytest.raises(UserError, match="it has no 'task': make its rows with sage_rlvr"):
         build(model, tmp_path, kept, data=tiny.dataset())
 
 
@@ -316,7 +319,7 @@ def test_an_id_that_stood_for_another_problem(model, tmp_path):
 
 
 def test_the_two_commands(tmp_path, monkeypatch, capsys):
-    """Evaluate the start model on training problems, train: a format that names more than the question, a chat template, stops."""
+    """Evaluate the start model on training problems, train: a format that names more than the question, a chat template."""
     monkeypatch.chdir(tmp_path)
     base = str(packaged("demo-base"))
     drawn = "--limit 16 --n 8 --seeds 1 --temperature 1 --min_p 0 --max_tokens 12 --prompt_format symbols"
@@ -325,14 +328,27 @@ def test_the_two_commands(tmp_path, monkeypatch, capsys):
     rows = [row for batch in SampleStore("kept", readonly=True).scan() for row in batch.to_pylist()]
     right = [r["token_ids"] for r in rows if r["verdict"] == 1 and r["finish"] == "stop"]
     assert len(right) > 3
-    flags = "--task countdown-ltr --rows 16 --decontaminate false --prompt_format symbols --guide none --beta 0 --use_cpu --bf16 false"
-    batch = (
-        "--per_device_train_batch_size 8 --num_generations 8 --report_to none --max_steps 1 --max_completion_length 12"
-    )
-    train = ["--model_name_or_path", base, *flags.split(), *batch.split(), "--keep_per_problem", "99", "--keep_from"]
+    flags = "--task countdown-ltr --rows 16 --decontaminate false --prompt_format symbols --guide none --beta 0"
+    batch = "--per_device_train_batch_size 8 --num_generations 8 --max_steps 1 --max_completion_length 12"
+    here = "--report_to none --use_cpu --bf16 false"
+    train = [
+        "--model_name_or_path",
+        base,
+        *f"{flags} {batch} {here}".split(),
+        "--keep_per_problem",
+        "99",
+        "--keep_from",
+    ]
     made = run.build(*run.parse([*train, "kept"]), base)
     assert sorted(list(a.completion) for a in made.rehearsal.answers) == sorted(right)
     assert all(len(a.prompt) > 4 for a in made.rehearsal.answers)
+    names = sorted({r["problem"] for r in rows})
+    write_tallies("reach.json", {name: (1 if name == names[0] else 2, 2) for name in names}, "countdown-ltr")
+    part = run.build(*run.parse([*train, "kept", "--within_reach", "reach.json"]), base)
+    assert part.train_dataset["problem"] == [names[0]]
+    assert part.rehearsal.answers == made.rehearsal.answers, (
+        "what is always solved is kept, though it is not trained on"
+    )
     capsys.readouterr()
     assert cli.main(["train", *train, "kept", "--output_dir", "run", "--logging_steps", "1"]) == 0
     log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]

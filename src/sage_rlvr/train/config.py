@@ -85,8 +85,8 @@ class SAGEConfig(GRPOConfig):
     )
     keep_from: str | None = field(
         default=None,
-        metadata={"help": "Folder of an evaluation of the start model on the training problems: a divergence from π_ref on its right "
-                  "answers is added to the loss, so that training keeps them (DPH-RL)."},
+        metadata={"help": "Folder of an evaluation of the start model on training problems: a divergence from π_ref on its "
+                  "right answers is added to the loss, so that training keeps them (DPH-RL)."},
     )  # fmt: skip
     keep_coef: float = field(
         default=0.05,

@@ -3,8 +3,9 @@
     sage-rlvr eval --model M --tasks gsm8k --split train --n 8 --seeds 1 --temperature 1 --min_p 0 --out runs/kept
     sage-rlvr train --model_name_or_path M --task gsm8k --temperature 1 --keep_from runs/kept
 
-Taken are samples that were judged right and came to their end, of problems that are trained on; the first
-``keep_per_problem`` of each, so that they are π_ref's own draws. The folder must be of the model that training starts from,
+Taken are samples that were judged right and came to their end, of the training problems (those that ``within_reach`` leaves out
+too: as published, what π_ref always solves is kept and not trained on); the first ``keep_per_problem`` of each, so that they are
+π_ref's own draws. The folder must be of the model that training starts from,
 drawn as training draws, with the very tokens of training's prompts: all of that is looked at here. ``rehearsal`` trains on them.
 """
 
@@ -65,13 +66,13 @@ def check(args: Any) -> None:
 # ---- reading -----------------------------------------------------------------------------------------------------------
 
 
-def answers(trainer: Any) -> list[Answer]:
-    """What ``keep_from`` holds for this run, in one order everywhere."""
+def answers(trainer: Any, dataset: Any) -> list[Answer]:
+    """What ``keep_from`` holds of ``dataset``'s problems, in one order everywhere."""
     args, folder = trainer.args, trainer.args.keep_from
     store = SampleStore(folder, readonly=True)
     _check_model(store.settings, trainer)
     _check_sampling(store.settings, args, folder)
-    trained = _trained(trainer.train_dataset)
+    trained = _trained(dataset)
     right, sampled = _right(store, args)
     _refuse_held_out(store, sampled - trained.keys())
     both = sorted(sampled & trained.keys())
@@ -88,7 +89,7 @@ def answers(trainer: Any) -> list[Answer]:
             f"right, finished and within max_completion_length={args.max_completion_length}; draw more samples (--n), or "
             "leave keep_from out."
         )
-    prompts = _prompts(store, trainer, {key: trained[key] for key in some})
+    prompts = _prompts(store, trainer, {key: dataset[trained[key]] for key in some})
     found = [Answer(prompts[key], ids) for key in some for ids in right[key]]
     if trainer.accelerator.is_main_process:
         rest = len(sampled) - len(both)
@@ -133,8 +134,8 @@ def _refuse_held_out(store: SampleStore, strangers: set[Key]) -> None:
         task, problem = min(strangers)
         raise UserError(
             f"{store.folder} holds held-out problems ({len(strangers):,} of split {split!r} that are not in the training set, "
-            f"such as {problem} of {task}): a run must not learn the answers to what it is tested on; evaluate with --split train "
-            "into another folder."
+            f"such as {problem} of {task}): a run must not learn the answers to what it is tested on; evaluate with --split "
+            "train into another folder."
         )
 
 
@@ -184,7 +185,7 @@ def _check_sampling(settings: Mapping[str, Any], args: Any, folder: str) -> None
         )
 
 
-def _prompts(store: SampleStore, trainer: Any, rows: dict[Key, int]) -> dict[Key, tuple[int, ...]]:
+def _prompts(store: SampleStore, trainer: Any, rows: dict[Key, dict[str, Any]]) -> dict[Key, tuple[int, ...]]:
     """Token ids of training's prompts, which must be those that evaluation gave the model."""
     folder, settings, tokenizer = store.folder, store.settings, trainer._tokenizer
     fmt = get_format(settings.get("prompt_format", "paper"))
@@ -192,18 +193,16 @@ def _prompts(store: SampleStore, trainer: Any, rows: dict[Key, int]) -> dict[Key
     for part, value in now.items():
         if settings.get("inputs", {}).get(part, value) != value:
             raise UserError(f"{folder} was drawn with another {part} than this run has: evaluate again.")
-    dataset = trainer.train_dataset
-    taken = [dataset[i] for i in rows.values()]
-    mine = dict(zip(rows, map(tuple, trainer._tokenize_prompts([row["prompt"] for row in taken])[0])))
+    mine = dict(zip(rows, map(tuple, trainer._tokenize_prompts([row["prompt"] for row in rows.values()])[0])))
     asked = _problems(store, fmt.user, list(rows))
-    for (key, ids), row in zip(mine.items(), taken):
+    for key, ids in mine.items():
         there = tokenizer(render(asked[key], fmt, tokenizer), add_special_tokens=False)["input_ids"]
         if ids != tuple(there):
             raise UserError(
                 f"{folder} was drawn with prompt format {fmt.name!r}, and the prompt of {key[1]} is another one in training: "
                 "evaluate with the --prompt_format of training, on the same data, into another folder."
             )
-        if row.get("answer", asked[key].answer) != asked[key].answer:
+        if rows[key].get("answer", asked[key].answer) != asked[key].answer:
             raise UserError(
                 f"{folder} judged {key[1]} by another answer than training has: evaluate again, on the same data."
             )

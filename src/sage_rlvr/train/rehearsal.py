@@ -22,10 +22,10 @@ from sage_rlvr.train.lens import check_finite
 class Rehearsal:
     """Made once a run, at its start, when the model is still π_ref."""
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: Any, dataset: Any):
         self.trainer, args = trainer, trainer.args
         self._refuse()
-        self.answers = kept.answers(trainer)
+        self.answers = kept.answers(trainer, dataset)
         self.digest = digest([[a.prompt, a.completion] for a in self.answers])
         self.divergence, self.coef = args.keep_divergence, args.keep_coef
         prompts = (

@@ -57,6 +57,9 @@ class SAGETrainer(GeneratingTrainer):
     mask_truncated_completions: bool
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: SAGEConfig | None = None, *rest: Any, **more: Any):
+        keep = more.pop(
+            "keep_dataset", None
+        )  # problems whose right answers may be kept, where more than are trained on
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = SAGEConfig(f"{name.split('/')[-1] or 'model'}-SAGE")
@@ -90,7 +93,7 @@ class SAGETrainer(GeneratingTrainer):
         self._head = self._make_head()
         self.penalty_in_loss = (self.beta != 0 and self.estimator != "k1-reward") or self._entropy_bonus_enabled
         microbatches.check(self)
-        self.rehearsal = Rehearsal(self) if args.keep_from is not None else None
+        self.rehearsal = Rehearsal(self, keep or self.train_dataset) if args.keep_from is not None else None
         if self.ref_model is not None and "ref_entropies" in self.guide_needs:
             inner = self.accelerator.unwrap_model(self.ref_model)
             head = {"temperature": self.temperature, "cast_lm_head_to_fp32": args.cast_lm_head_to_fp32}
