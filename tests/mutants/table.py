@@ -1,7 +1,9 @@
 """All of them, by room."""
 
-from tests.mutants import advantage, anchor, head, statistics, store, train, verify, verl
+from tests.mutants import advantage, anchor, head, kept, statistics, store, train, verify, verl
 
 MUTANTS = [
-    mutant for room in (anchor, advantage, head, train, verify, store, statistics, verl) for mutant in room.MUTANTS
+    mutant
+    for room in (anchor, advantage, head, train, kept, verify, store, statistics, verl)
+    for mutant in room.MUTANTS
 ]

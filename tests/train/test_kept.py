@@ -113,6 +113,16 @@ def test_forward_kl_by_hand(model, kept, tmp_path):
     assert log["sage/kept_logp"] == pytest.approx(found.mean().item(), rel=1e-5)
 
 
+def test_each_step_has_its_own_answers(model, kept, tmp_path):
+    """Measured alone, without a learning rate: the means over the answers of steps 0, 1 and 2."""
+    made = build(model, tmp_path, kept, keep_coef=0.0, keep_batch=3, max_steps=3, learning_rate=0.0)
+    made.train()
+    net = tiny.model()
+    for step, log in zip(range(3), made.state.log_history):
+        found = torch.cat([logps(net, list(a.prompt), list(a.completion)) for a in texts(made, step)])
+        assert log["sage/kept_logp"] == pytest.approx(found.mean().item(), rel=1e-5)
+
+
 @pytest.mark.parametrize("lora", [False, True])
 def test_js_by_hand(model, kept, tmp_path, lora):
     """The policy away from the reference: a mixture's two KLs, term by term, at the tokens that π_ref drew."""
