@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from sage_rlvr.train import SAGEConfig, SAGETrainer
 from sage_rlvr.train.launch import same_everywhere
 
-from . import tiny
+from . import keeping, tiny
 
 
 def let_cpu_shard():
@@ -96,7 +96,8 @@ def run(model, out, rows, options):
     args = tiny.config(SAGEConfig, out=out, per_device_train_batch_size=rows // world, **options)
     peft = LoraConfig(r=4, target_modules=["q_proj", "up_proj"], init_lora_weights="gaussian") if lora else None
     rollouts = {} if sampled else {"rollout_func": tiny.given_rollouts}
-    trainer = Recorded(model, uneven if flat else tiny.hash_reward, args, tiny.dataset(), peft_config=peft, **rollouts)
+    data = keeping.dataset() if args.keep_from else tiny.dataset()
+    trainer = Recorded(model, uneven if flat else tiny.hash_reward, args, data, peft_config=peft, **rollouts)
     if lora:
         adapter(trainer.model)
     if damaged and trainer.accelerator.is_main_process:

@@ -9,7 +9,7 @@ import torch
 
 from sage_rlvr.train import SAGEConfig, SAGETrainer, checkpoint
 
-from . import tiny
+from . import keeping, tiny
 
 
 class Killed(SAGETrainer):
@@ -53,7 +53,8 @@ def main(options):
     history = options.pop("history")
     model = options.pop("model")
     args = tiny.config(SAGEConfig, **options)
-    trainer = Killed(model, tiny.hash_reward, args, tiny.dataset(12))
+    data = keeping.dataset(12) if args.keep_from else tiny.dataset(12)
+    trainer = Killed(model, tiny.hash_reward, args, data)
     trainer.die_at = tuple(die_at) if die_at else None
     if die_at and die_at[0] == "list":
         kill_before_the_list(die_at[1])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from . import tiny
+from . import keeping, tiny
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,6 +63,14 @@ CASES = {
     },
     "value, micro-batches": {"guide": "value", "guide_args": TAUGHT, "tokens_per_microbatch": 40},
     "value, lora, accumulated": {"guide": "value", "guide_args": TAUGHT, "lora": True, "gradient_accumulation_steps": 2},
+    "kept answers": {"guide": "branch", "keep_from": "kept", "keep_batch": 5, "keep_coef": 0.5},
+    "kept answers, js, lora, accumulated": {
+        "guide": "none", "beta": 0.0, "keep_from": "kept", "keep_batch": 5, "keep_coef": 5.0, "keep_divergence": "js",
+        "lora": True, "gradient_accumulation_steps": 2,
+    },
+    "one kept answer, micro-batches": {
+        "guide": "none", "keep_from": "kept", "keep_batch": 1, "keep_coef": 0.5, "tokens_per_microbatch": 20,
+    },
     "dynamic sampling, beta": {
         "guide": "branch", "dynamic_sampling": 3, "advantage": "beta", "loss_type": "dapo", "flat": True,
     },
@@ -90,14 +98,17 @@ STEPS = {"max_steps": 3, "learning_rate": 1e-3, "shuffle_dataset": False}
 ROW_METRICS = (
     "reward", "reward_std", "frac_reward_zero_std", "sage/zero_variance_groups", "sage/flat_groups_left",
     "sage/distinct_answers", "sage/bonus_abs", "sage/bonus_to_reward", "sage/bonus_length_correlation",
-    "sage/anchor_resets", "sage/tokens_shaped", "completions/mean_length", "num_tokens", "grad_norm",
+    "sage/anchor_resets", "sage/tokens_shaped", "completions/mean_length", "num_tokens", "grad_norm", "sage/kept_loss",
+    "sage/kept_logp",
 )  # fmt: skip
 TOKEN_METRICS = ("kl", "kl_ref", "entropy", "sage/pseudo_kl", "sage/q_mean", "sage/q_min", "sage/q_max", "sage/active")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    cases = {name: STEPS | options for name, options in CASES.items()}
+    start = tiny.folder(tmp_path_factory.mktemp("start"))
+    kept = {"keep_from": keeping.folder(tmp_path_factory.mktemp("of") / "kept", start)}
+    cases = {name: STEPS | options | (kept if "keep_from" in options else {}) for name, options in CASES.items()}
     return [launch(n, tmp_path_factory.mktemp(str(n)), cases) for n in (1, 2)]
 
 

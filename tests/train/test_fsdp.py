@@ -12,6 +12,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from sage_rlvr.train import manifest
 from sage_rlvr.train.launch import packaged
 
+from . import keeping, tiny
 from .test_distributed import ROW_METRICS, STEPS, TOKEN_METRICS, flat, launch, near, one_reset, same_metrics
 
 RESET = STEPS | {"guide": "branch", "anchor_reset": 2}
@@ -24,6 +25,10 @@ SAME = {
         "guide": "branch", "anchor_estimator": "k1-reward", "loss_type": "dr_grpo", "scale_rewards": "none", "global_rows": 4,
     },
     "full, value": STEPS | {"guide": "value", "guide_args": {"rate": 0.1, "kappa": 20.0}},
+    "full, kept answers": STEPS | {
+        "guide": "none", "keep_from": "kept", "keep_batch": 3, "keep_coef": 5.0, "keep_divergence": "js",
+        "tokens_per_microbatch": 20,
+    },
     "lora, branch k3": STEPS | {"guide": "branch", "lora": True},
     "lora, tempered to_go": STEPS | {
         "guide": "tempered", "anchor_estimator": "k1-reward", "anchor_credit": "to_go", "lora": True,
@@ -59,9 +64,15 @@ def settings():
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    one = launch(1, tmp_path_factory.mktemp("one"), SAME)
-    full = {name: case for name, case in (SAME | SHARDED_ONLY).items() if "lora" not in case}
-    lora = {name: case for name, case in (SAME | SHARDED_ONLY).items() if "lora" in case}
+    kept = {
+        "keep_from": keeping.folder(
+            tmp_path_factory.mktemp("of") / "kept", tiny.folder(tmp_path_factory.mktemp("start"))
+        )
+    }
+    same = {name: case | (kept if "keep_from" in case else {}) for name, case in SAME.items()}
+    one = launch(1, tmp_path_factory.mktemp("one"), same)
+    full = {name: case for name, case in (same | SHARDED_ONLY).items() if "lora" not in case}
+    lora = {name: case for name, case in (same | SHARDED_ONLY).items() if "lora" in case}
     lora["lora, sampled"] = SHARDED_ONLY["sampled"] | {"lora": True}
     folder = tmp_path_factory.mktemp("fsdp")
     sharded = launch(2, folder, full | lora, env=settings(), fsdp=True)
@@ -90,7 +101,7 @@ def test_shards_give_the_losses_and_gradients_of_one_process(runs, case):
     same_metrics(one, two, ROW_METRICS + TOKEN_METRICS)
 
 
-@pytest.mark.parametrize("case", SAME)
+@pytest.mark.parametrize("case", [name for name, options in SAME.items() if options["guide"] != "none"])
 def test_the_guide_shapes_the_anchor_of_a_sharded_model(runs, case):
     for log in runs.sharded[case]["log"]["value" in case :]:  # a head begins without an opinion
         assert log["sage/active"] > 0.5

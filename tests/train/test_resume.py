@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from sage_rlvr import UserError
+from sage_rlvr.store import SampleStore
 from sage_rlvr.train.checkpoint import last_complete, load_state
 
 from .. import forked
-from . import run_tiny, tiny
+from . import keeping, run_tiny, tiny
 
 TIMES = {*tiny.TIMES, "train_runtime", "train_samples_per_second", "train_steps_per_second"}
 
@@ -39,6 +40,11 @@ def whole(model, tmp_path_factory):
     return get
 
 
+@pytest.fixture(scope="module", autouse=True)
+def kept(model):
+    return keeping.folder(Path(model, "kept"), model)
+
+
 def run(model, out, history, **options):
     options = {
         "model": model,
@@ -47,6 +53,8 @@ def run(model, out, history, **options):
         "save_strategy": "steps",
         "save_steps": 1,
     } | options
+    if "keep_from" in options:
+        options["keep_from"] = str(Path(model, options["keep_from"]))
     return forked.run(run_tiny.main, options)
 
 
@@ -78,6 +86,8 @@ CASES = {
     "tokens clipped": {
         "max_steps": 5, "guide": "none", "advantage": "clip_cov", "advantage_args": {"share": 0.2, "low": 0.05},
     },
+    "kept answers": {"max_steps": 6, "guide": "none", "keep_from": "kept", "keep_divergence": "js", "keep_batch": 5,
+                     "keep_coef": 1.0, "tokens_per_microbatch": 40},
     "exact credit": {"max_steps": 5, "guide": "branch", "anchor_estimator": "k1-reward"},
     "after an anchor reset": {"max_steps": 5, "guide": "branch", "anchor_reset": 2},
     "a head that learns": {"max_steps": 6, "guide": "value", "guide_args": {"width": 3, "rate": 0.3, "kappa": 30.0}},
@@ -159,6 +169,16 @@ def test_another_guide_and_a_foreign_checkpoint_are_refused(model, tmp_path):
         load_state(tmp_path / "run" / "checkpoint-2", 0)
     assert last_complete(tmp_path / "run").endswith("checkpoint-1")
     assert last_complete(tmp_path / "nothing") is None
+
+
+def test_a_folder_of_kept_answers_that_has_grown_is_refused(model, tmp_path):
+    options = {"max_steps": 1, "guide": "none", "keep_from": str(tmp_path / "kept")}
+    keeping.folder(tmp_path / "kept", model)
+    assert run(model, tmp_path / "run", tmp_path / "run.json", **options).returncode == 0
+    with SampleStore(tmp_path / "kept", keeping.settings(model)) as store:
+        store.append([keeping.sample("sums-3", 3)])
+    again = run(model, tmp_path / "run", tmp_path / "x.json", resume=True, **(options | {"max_steps": 2}))
+    assert "checkpoint-1 was trained with other kept answers than" in again.stderr
 
 
 def test_a_second_training_in_the_same_folder_is_refused_while_the_first_lives(model, whole, tmp_path):

@@ -1,5 +1,6 @@
 """Floor 0. Guides, schedules, penalties and credit: pure tensor functions on torch alone."""
 
+from sage_rlvr.anchor.covering import DIVERGENCES, covering_penalty
 from sage_rlvr.anchor.guides import (
     BranchGuide,
     Guide,
@@ -18,6 +19,7 @@ from sage_rlvr.anchor.taught import GroupGuide, ValueGuide
 from sage_rlvr.anchor.verified import VerifiedGuide
 
 __all__ = [
+    "DIVERGENCES",
     "ESTIMATORS",
     "BranchGuide",
     "BranchQuantileGuide",
@@ -33,6 +35,7 @@ __all__ = [
     "VerifiedGuide",
     "anchor_penalty",
     "anchor_reward",
+    "covering_penalty",
     "make_guide",
     "register_guide",
     "tellable",

@@ -1,6 +1,5 @@
 """Which backend draws the samples, and what is checked before it starts."""
 
-from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -65,8 +64,7 @@ def fingerprints(base: str, adapter: str | None, tokenizer: Any, fmt: PromptForm
     the Hub has as many of them as lie in its cache."""
     named = {"model": base, "adapter": adapter}
     weights = {WEIGHTS[name]: said for name, source in named.items() if source and (said := of_weights(source))}
-    told = {name: value for name, value in asdict(fmt).items() if name not in ("name", "demonstration")}
-    told = {"chat template": digest(tokenizer.chat_template), "prompt format": digest(told)}
+    told = {"chat template": digest(tokenizer.chat_template), "prompt format": digest(fmt.told())}
     return weights | {INPUTS: of_files(base, adapter, tokenizer_place(base, adapter)) | told}
 
 

@@ -6,7 +6,7 @@ is put behind the chat template's generation prompt (``chat_template``), because
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sage_rlvr.errors import UserError
@@ -25,6 +25,10 @@ class PromptFormat:
     stop: tuple[str, ...] = ()  # generation ends with one of these, which belongs to the completion
     fallback: bool = False  # an answer outside <SOLUTION> and \boxed counts too
     demonstration: str = "{working}\n{answer}"  # what an SFT completion looks like, prefix included
+
+    def told(self) -> dict[str, Any]:
+        """What decides a sample; its name and what SFT shows do not."""
+        return {name: value for name, value in asdict(self).items() if name not in ("name", "demonstration")}
 
 
 FORMATS: dict[str, PromptFormat] = {}

@@ -1,5 +1,7 @@
 """What a model card says of the anchor and the advantage."""
 
+from pathlib import Path
+
 from sage_rlvr.anchor import Guide
 from sage_rlvr.train.config import SAGEConfig
 
@@ -39,6 +41,12 @@ def describe(args: SAGEConfig, guide: Guide | None, peft: bool) -> str:
     if args.anchor_estimator == "k1-reward":
         departures = args.departures()
         lines.append(f"- Exact gradient of the objective: {'no, ' + '; '.join(departures) if departures else 'yes'}")
+    if args.keep_from is not None:
+        how = {"forward": "forward KL", "js": "Jensen–Shannon divergence"}[args.keep_divergence]
+        lines.append(
+            f"- Kept: {how} on right answers of the model before RL, drawn beforehand (`{Path(args.keep_from).name}`, at most "
+            f"{args.keep_per_problem} a problem), weight {args.keep_coef}; arXiv 2509.07430"
+        )
     return "\n".join(lines) + "\n"
 
 

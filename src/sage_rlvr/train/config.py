@@ -11,7 +11,7 @@ from sage_rlvr.advantage import Advantage, make_advantage
 from sage_rlvr.anchor import ESTIMATORS, Guide, make_guide
 from sage_rlvr.anchor.penalty import CREDITS
 from sage_rlvr.errors import UserError
-from sage_rlvr.train import gone, reset, token_credit
+from sage_rlvr.train import gone, kept, reset, token_credit
 
 # what a loss type divides by: rows of the batch it sees, counted tokens of it, or the rollout batch's tokens
 WEIGHTS = {
@@ -91,6 +91,22 @@ class SAGEConfig(GRPOConfig):
             "help": "Arguments of the advantage, as a dict (JSON on the command line); of several, a dict for each by its name."
         },
     )
+    keep_from: str | None = field(
+        default=None,
+        metadata={"help": "Folder of an evaluation of the start model on training problems: a divergence from π_ref on its "
+                  "right answers is added to the loss, so that training keeps them (DPH-RL)."},
+    )  # fmt: skip
+    keep_coef: float = field(
+        default=0.05,
+        metadata={"help": "Its weight: the published .01 to .05 for forward, .05 to .2 for js. 0: only measured."},
+    )
+    keep_divergence: str = field(
+        default="forward", metadata={"help": "'forward' (KL, needs no reference) or 'js' (Jensen–Shannon)."}
+    )
+    keep_batch: int | None = field(
+        default=None, metadata={"help": "Kept answers an optimizer step; unset: as many as it has prompts."}
+    )
+    keep_per_problem: int = field(default=4, metadata={"help": "Most kept answers of one problem."})
     reward_timeout_s: float | None = field(
         default=1800.0,
         metadata={
@@ -166,6 +182,7 @@ class SAGEConfig(GRPOConfig):
         self._check_advantage(self.make_advantage())
         reset.check(self)
         self._check_rollouts()
+        kept.check(self)
         if self.tokens_per_microbatch is not None:
             self._check_micro_batches()
         if self.vllm_kv_cache_gib is not None:
@@ -219,7 +236,7 @@ class SAGEConfig(GRPOConfig):
             ("importance_sampling_level", "token"), ("top_p", 1.0), ("top_k", 0), ("repetition_penalty", 1.0),
             ("mask_truncated_completions", False), ("top_entropy_quantile", 1.0), ("delta", None), ("dynamic_sampling", 0),
             ("entropy_coef", 0.0), ("multi_objective_aggregation", "sum_then_normalize"), ("off_policy_mask_threshold", None),
-            ("guide_center", "none"),
+            ("guide_center", "none"), ("keep_from", None),
         ]  # fmt: skip
         found = [
             f"{name}={getattr(self, name)!r} (exact: {want!r})" for name, want in needed if getattr(self, name) != want

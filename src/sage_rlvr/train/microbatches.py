@@ -42,7 +42,7 @@ def backward_by_parts(trainer: Any, model: Any, inputs: dict[str, Any]) -> Tenso
     tally = Tally(trainer, inputs)
     before: Tensor | float = 0.0
     for number, rows in enumerate(parts[:-1]):
-        with _quiet(trainer, model):
+        with quiet(trainer, model):
             loss = tally.loss(model, take(inputs, rows, sizes) | {"sage_part": number}, rows)
             trainer.accelerator.backward(loss)
         before = before + loss.detach()
@@ -96,7 +96,7 @@ def _counted_mask(inputs: dict[str, Any]) -> Tensor:
 
 
 @contextmanager
-def _quiet(trainer: Any, model: Any) -> Iterator[None]:
+def quiet(trainer: Any, model: Any) -> Iterator[None]:
     """Under DDP, gradients are exchanged once, with the last part. FSDP reduces each part's and keeps its share alone."""
     ddp = trainer.accelerator.distributed_type in (DistributedType.MULTI_GPU, DistributedType.MULTI_CPU)
     with trainer.accelerator.no_sync(model) if ddp else nullcontext():

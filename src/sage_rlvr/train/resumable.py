@@ -23,12 +23,14 @@ from sage_rlvr.train.checkpoint import (
     take_last_complete,
 )
 from sage_rlvr.train.credit import Credit
+from sage_rlvr.train.rehearsal import Rehearsal
 from sage_rlvr.train.reset import AnchorReset
 
 
 class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
     guide: Guide | None
     credit: Credit
+    rehearsal: Rehearsal | None
     _stream: rollouts.PromptStream | None  # of DAPO's new prompts
     _sigterm: SaveOnSigterm
     _anchor_reset: AnchorReset
@@ -49,6 +51,7 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
             "guide": self.guide.state_dict() if self.guide is not None else None,
             "advantage": self.credit.advantage.state_dict(),
             "anchor_reset": self._anchor_reset.save(checkpoint),
+            "kept": self.rehearsal.digest if self.rehearsal is not None else None,
         }
         save_state(checkpoint, self.accelerator.process_index, state)
 
@@ -58,6 +61,8 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
             return
         state = load_state(checkpoint, self.accelerator.process_index, self.accelerator.num_processes)
         super()._load_optimizer_and_scheduler(checkpoint)
+        if self.rehearsal is not None:
+            self.rehearsal.refuse_others(state.get("kept"), checkpoint)
         if self.guide is not None and state["guide"] is not None:
             self.guide.load_state_dict(state["guide"])
         if "advantage" in state:  # not in those of earlier releases

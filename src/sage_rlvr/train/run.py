@@ -214,11 +214,13 @@ def build(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: s
     )
     check_vocabulary(model, tokenizer)
     reward = task_reward(run.task, run.prompt_format)
+    found = candidates(run)
     trainer = SAGETrainer(
         model,
         reward,
         args,
-        train_dataset=Dataset.from_list(rows(problems(run), run.prompt_format)),
+        train_dataset=Dataset.from_list(rows(problems(run, found), run.prompt_format)),
+        keep_dataset=Dataset.from_list(rows(found, run.prompt_format)) if args.keep_from else None,
         processing_class=tokenizer,
         peft_config=None if adapter else get_peft_config(model_args),  # an adapter from SFT is trained further
     )
@@ -232,8 +234,8 @@ def build(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: s
     return trainer
 
 
-def problems(run: RunArguments) -> list[Problem]:
-    """The training problems: those with a gold that can be judged, less the ones that repeat an evaluation problem."""
+def candidates(run: RunArguments) -> list[Problem]:
+    """The task's first rows, without those that repeat an evaluation problem."""
     made_here = get_task(run.task).generate is not None  # as many as are asked for
     found = load_task(run.task, run.data_dir, limit=run.rows if made_here else None)
     if run.decontaminate:
@@ -242,8 +244,12 @@ def problems(run: RunArguments) -> list[Problem]:
         report = decontaminate(found, against, missing=missing)
         print(report.summary())
         found = report.kept
-    if run.rows is not None:
-        found = found[: run.rows]
+    return found[: run.rows]
+
+
+def problems(run: RunArguments, found: list[Problem] | None = None) -> list[Problem]:
+    """The training problems: the candidates that are within reach, where that is asked for, with a gold that can be judged."""
+    found = candidates(run) if found is None else found
     if run.within_reach and found:
         found = within_reach(found, run.within_reach)
     with make_scorer(run.task) as scorer:

@@ -33,6 +33,7 @@ from sage_rlvr.train.credit import Credit, counted
 from sage_rlvr.train.dropout import active_dropout, disable_dropout
 from sage_rlvr.train.generation import GeneratingTrainer, llm_with_room, own_port
 from sage_rlvr.train.lens import IN_TRL, LossLens, RolloutLens, check_finite
+from sage_rlvr.train.rehearsal import Rehearsal
 from sage_rlvr.train.reset import AnchorReset
 from sage_rlvr.train.reward_guard import RewardGuard
 
@@ -56,6 +57,9 @@ class SAGETrainer(GeneratingTrainer):
     mask_truncated_completions: bool
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: SAGEConfig | None = None, *rest: Any, **more: Any):
+        keep = more.pop(
+            "keep_dataset", None
+        )  # problems whose right answers may be kept, where more than are trained on
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = SAGEConfig(f"{name.split('/')[-1] or 'model'}-SAGE")
@@ -90,6 +94,7 @@ class SAGETrainer(GeneratingTrainer):
         self._head = self._make_head()
         self.penalty_in_loss = (self.beta != 0 and self.estimator != "k1-reward") or self._entropy_bonus_enabled
         microbatches.check(self)
+        self.rehearsal = Rehearsal(self, keep or self.train_dataset) if args.keep_from is not None else None
         if self.ref_model is not None and "ref_entropies" in self.guide_needs:
             inner = self.accelerator.unwrap_model(self.ref_model)
             head = {"temperature": self.temperature, "cast_lm_head_to_fp32": args.cast_lm_head_to_fp32}
@@ -324,9 +329,10 @@ class SAGETrainer(GeneratingTrainer):
         return None
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+        kept = self.rehearsal.step(model) if self.rehearsal is not None and self.model.training else 0.0
         if self.args.tokens_per_microbatch is None or not self.model.training:
-            return super().compute_loss(model, inputs, *args, **kwargs)
-        return microbatches.backward_by_parts(self, model, inputs)
+            return super().compute_loss(model, inputs, *args, **kwargs) + kept
+        return microbatches.backward_by_parts(self, model, inputs) + kept
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         shaped = dict(inputs)  # buffered inputs are never changed
