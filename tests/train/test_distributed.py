@@ -57,6 +57,7 @@ CASES = {
     "a quantile, micro-batches, centred": {
         "guide": "tempered-quantile", "guide_args": {"quantile": 0.5}, "guide_center": "batch", "tokens_per_microbatch": 40,
     },
+    "paid by chance": {"guide": "none", "chance": 0.6},
     "dynamic sampling, beta": {
         "guide": "branch", "dynamic_sampling": 3, "advantage": "beta", "loss_type": "dapo", "flat": True,
     },
@@ -65,6 +66,7 @@ STEPS = {"max_steps": 3, "learning_rate": 1e-3, "shuffle_dataset": False}
 ROW_METRICS = (
     "reward", "reward_std", "frac_reward_zero_std", "sage/zero_variance_groups", "sage/flat_groups_left",
     "sage/distinct_answers", "sage/bonus_abs", "sage/bonus_to_reward", "sage/bonus_length_correlation",
+    "sage/true_reward",
     "completions/mean_length", "num_tokens", "grad_norm",
 )  # fmt: skip
 TOKEN_METRICS = ("kl", "kl_ref", "entropy", "sage/pseudo_kl", "sage/q_mean", "sage/q_min", "sage/q_max", "sage/active")
