@@ -14,6 +14,7 @@ _HOME = {
         "Signals Guide RandomGuide TokenGuide BranchGuide TemperedGuide BranchQuantileGuide TemperedQuantileGuide VerifiedGuide "
         "make_guide register_guide CosineRestarts anchor_penalty anchor_reward ESTIMATORS"
     ),
+    "advantage": "Advantage make_advantage register_advantage",
     "metrics": "pass_at_k support_metrics bootstrap_interval mean_at_n majority_at_k",
     "train": "SAGEConfig SAGETrainer",
     "verify": "Verifier verifiable_reward",
@@ -22,6 +23,7 @@ _HOME = {
 _ROOM_OF = {name: room for room, names in _HOME.items() for name in names.split()}
 
 if TYPE_CHECKING:
+    from sage_rlvr.advantage import Advantage, make_advantage, register_advantage
     from sage_rlvr.anchor import (
         ESTIMATORS,
         BranchGuide,
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ESTIMATORS",
+    "Advantage",
     "BranchGuide",
     "BranchQuantileGuide",
     "CosineRestarts",
@@ -64,9 +67,11 @@ __all__ = [
     "anchor_reward",
     "bootstrap_interval",
     "majority_at_k",
+    "make_advantage",
     "make_guide",
     "mean_at_n",
     "pass_at_k",
+    "register_advantage",
     "register_guide",
     "support_metrics",
     "verifiable_reward",

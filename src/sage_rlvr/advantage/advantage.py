@@ -64,6 +64,7 @@ class Advantage:
     stage: ClassVar[str] = "advantage"
     needs: ClassVar[frozenset[str]] = frozenset()  # of logps, ref_logps, lengths, answers: what it reads
     counts: ClassVar[bool] = False  # it counts right answers, so rewards must be 0 or 1 and paid alike
+    pays_above_one: ClassVar[bool] = False  # of the stage reward: what it pays may leave [0, 1]
 
     @property
     def parts(self) -> "Sequence[Advantage]":
@@ -88,13 +89,36 @@ class Advantage:
         step: int = 0,
         max_steps: int = 1,
         lengths: Tensor | None = None,
+        scale: str = "group",
     ) -> Tensor:
+        """(N,). ``scale``: that of ``group``, where no part makes the advantages."""
         optional = {"logps": logps, "ref_logps": ref_logps, "lengths": lengths, "answers": answers}
-        return run(self.parts, rollouts(rewards, group, step, max_steps, **optional), rewards)
+        return run(self.parts, rollouts(rewards, group, step, max_steps, **optional), rewards, scale)
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments, as they stand: what a log, a model card or a checkpoint says of it."""
         return {p: getattr(self, p) for p in inspect.signature(type(self)).parameters if hasattr(self, p)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint says of it: name → settings of each part."""
+        return {part.name or type(part).__name__: part.settings() for part in self.parts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Refuses a checkpoint of another advantage, naming what differs: what is paid for would change without a word."""
+        mine = self.state_dict()
+        if set(state) != set(mine):
+            theirs, ours = (repr(next(iter(d)) if len(d) == 1 else list(d)) for d in (state, mine))
+            raise UserError(
+                f"the checkpoint's advantage is {theirs}, this run's is {ours}: resume with advantage={theirs} or start a new "
+                "run from the weights."
+            )
+        for name, settings in mine.items():
+            for key, value in settings.items():
+                if state[name].get(key, value) != value:
+                    raise UserError(
+                        f"advantage {name!r} was saved with {key}={state[name][key]!r}, this run has {value!r}: resume with the "
+                        "saved value or start a new run from the weights."
+                    )
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{k}={v!r}" for k, v in self.settings().items())
@@ -155,15 +179,15 @@ def rollouts(rewards: Tensor, group: int, step: int, max_steps: int, **optional:
     )
 
 
-def run(parts: Sequence[Advantage], r: Rollouts, like: Tensor) -> Tensor:
-    """The stages in their order; ``group`` where no part makes the advantages. (N,) in the type of ``like``."""
+def run(parts: Sequence[Advantage], r: Rollouts, like: Tensor, scale: str = "group") -> Tensor:
+    """The stages in their order; ``group`` by ``scale`` where no part makes the advantages. (N,) in the type of ``like``."""
     for part in parts:
         _check(part, r)
     by_stage = {part.stage: part for part in parts}
     if "reward" in by_stage:
         pay = by_stage["reward"].shape(r)
         r = replace(r, pay=torch.where(r.known, pay.to(r.rewards.dtype), torch.nan))
-    core = by_stage.get("advantage") or make_advantage("group")
+    core = by_stage.get("advantage") or make_advantage("group", scale=scale)
     out = core.shape(r)
     if "factor" in by_stage:
         out = out * by_stage["factor"].shape(r)
@@ -227,3 +251,6 @@ def refuse_pairs(parts: Sequence[Advantage]) -> None:
                     f"{pair}: {counting.name!r} counts right answers, which {paying.name!r} pays unequally; combine "
                     f"{paying.name!r} with 'focal', or keep one of them."
                 )
+            if "beta" in (a.name, b.name) and (a.pays_above_one or b.pays_above_one):
+                paying = a if a.pays_above_one else b
+                raise UserError(f"{pair}: {paying.name!r} pays above 1, where 'beta' ends: keep one of them.")

@@ -24,6 +24,7 @@ class RarityAdvantage(Advantage):
     whose surprisal is not known (NaN) keeps its reward."""
 
     kind, stage, needs = "answers", "reward", frozenset({"ref_logps"})
+    pays_above_one = True
 
     def __init__(self, share: float = 1.0) -> None:
         self.share = _share("rarity", share)
@@ -85,6 +86,7 @@ class AlikeAdvantage(Advantage):
     right answers end equally likely. ``ref_logps`` are means per token: with ``lengths`` they are made sums."""
 
     kind, stage, needs = "answers", "reward", frozenset({"ref_logps", "lengths"})
+    pays_above_one = True
 
     def __init__(self, beta: float = 0.05) -> None:
         if beta < 0:

@@ -19,6 +19,10 @@ SHAPES = (
     "guide", "guide_args", "guide_center", "temperature", "generation_batch_size", "mask_truncated_completions",
     "sync_ref_model", "coverage", "rarity",
 )  # fmt: skip
+SHARED_OUT = (
+    "coverage",
+    "rarity",
+)  # of earlier releases: guides were shown rewards shared out within groups. Now they see plain ones
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ def anchor_of(
         unknown = "no run.json beside the checkpoints says which guide they were trained with: name one with --guide"
     elif own.get("sync_ref_model") and not reference_named:
         unknown = "the run moved its reference (sync_ref_model=True) and did not keep it"
-    elif made is not None and "rewards" in made.needs and (own.get("coverage") or own.get("rarity")):
+    elif made is not None and "rewards" in made.needs and any(map(own.get, SHARED_OUT)):
         unknown = (
             "the guide looks at rewards that were shared out within groups (coverage, rarity), and none are stored"
         )
@@ -115,7 +119,7 @@ def anchor_of(
 def _refuse_two(one: dict[str, Any], other: dict[str, Any], guide_named: bool) -> None:
     fields = [f for f in SHAPES if not (guide_named and f in ("guide", "guide_args"))]
     for field in fields:
-        was, now = one["settings"].get(field), other["settings"].get(field)
+        was, now = (run["settings"].get(field, 0.0 if field in SHARED_OUT else None) for run in (one, other))
         if was != now:
             raise UserError(
                 f"{one['folder']} was trained with {field}={was!r} and {other['folder']} with {now!r}, so they have no q in "

@@ -58,6 +58,10 @@ class Guide:
         """(B, T) log q from float32 signals that are finite everywhere (off-mask values are 0)."""
         raise TypeError(f"{type(self).__name__} must define log_q(self, signals): it answers log q, shaped like logps.")
 
+    def check_rewards(self, rewards: Tensor) -> None:
+        """Raises UserError where rewards, NaN for those that could not be judged, are none this guide can use: asked of a whole
+        rollout batch, so that every process of a run stops alike."""
+
     @torch.no_grad()
     def __call__(self, signals: Signals) -> Tensor:
         clean = _checked(signals, self)

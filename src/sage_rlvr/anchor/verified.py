@@ -22,7 +22,7 @@ _LOOKS_AT = {"reference": ("ref_logps", "ref_entropies"), "policy": ("logps", "e
 
 @register_guide("verified")
 class VerifiedGuide(Guide):
-    """log q = κ·r·(−log π_ref(y_t)), r the completion's reward held in [0, 1]: a right answer earns more the rarer it was.
+    """log q = κ·r·(−log π_ref(y_t)), r the completion's reward in [0, 1]: a right answer earns more the rarer it was.
 
     ``source``: ``policy`` takes the policy's own log π(y_t) in place of the reference's. ``level``: log q = κ·r·(−log π_ref(y_t)
     − H_ref) instead, H of the same source, so that a right answer earns nothing for being long.
@@ -42,9 +42,18 @@ class VerifiedGuide(Guide):
         if level:
             self.needs |= {_LOOKS_AT[source][1]}
 
+    def check_rewards(self, rewards: Tensor) -> None:
+        outside = rewards[(rewards < 0) | (rewards > 1 + 1e-6)]  # sums of weighted rewards are rounded
+        if len(outside):
+            raise UserError(
+                f"guide 'verified' takes rewards between 0 and 1, since they say how right an answer is, and one is "
+                f"{outside[0].item():.4g}: use a verifiable 0/1 reward, or another guide."
+            )
+
     def log_q(self, s: Signals) -> Tensor:
         assert s.rewards is not None  # it is among the needs
-        right = s.rewards.nan_to_num(0.0).clamp(0, 1)[:, None]  # NaN: nobody could say
+        self.check_rewards(s.rewards)
+        right = s.rewards.nan_to_num(0.0)[:, None]  # NaN: nobody could say
         logps, entropies = (getattr(s, name) for name in _LOOKS_AT[self.source])
         rare = -logps - entropies if self.level else -logps
         return self.kappa * right * rare

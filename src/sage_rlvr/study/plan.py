@@ -27,6 +27,7 @@ from typing import Any
 from sage_rlvr.errors import UserError
 from sage_rlvr.files import read_json
 from sage_rlvr.models import write_whole
+from sage_rlvr.train import gone
 from sage_rlvr.train.recipes import layers, list_recipes, load_recipe, merged
 
 RECORD = "study.json"
@@ -112,6 +113,8 @@ def load_study(path_or_name: str | Path) -> Study:
         raise UserError(f"{path.name}: the part {part!r} is missing.")
     train = _extended(content.get("train") or {})
     variants = _swept({name: _extended(v or {}) for name, v in content["variants"].items()})
+    for part, settings in {"train": train, **variants}.items():
+        gone.refuse(settings, f"{path.name}, {part}: ")
     return Study(path.stem, content["base"], train, variants, list(content["seeds"]), content["evaluate"])
 
 
@@ -219,5 +222,9 @@ def read_folder(out: str | Path) -> Study:
         "seeds": list,
         "evaluate": dict,
     }
-    content = read_json(record, **parts)
-    return Study(**{part: content[part] for part in parts})
+    return recorded(read_json(record, **parts))
+
+
+def recorded(content: dict[str, Any]) -> Study:
+    """The study of a record, in today's settings."""
+    return Study(**gone.translated_study({part.name: content[part.name] for part in fields(Study)}))

@@ -23,7 +23,7 @@ from sage_rlvr.files import read_json
 from sage_rlvr.models import write_whole
 from sage_rlvr.models.folders import whole_folder
 from sage_rlvr.study.job import START, STATUS, at_step, start_model
-from sage_rlvr.study.plan import RECORD, Study, open_folder, read_folder, refuse_other
+from sage_rlvr.study.plan import RECORD, Study, open_folder, read_folder, recorded, refuse_other
 from sage_rlvr.study.run import finished_runs, status_of
 
 RUNS, BASE, TRAINED, ONE = "runs.jsonl.gz", "base.tar.gz", "trained", "record.json"
@@ -146,7 +146,7 @@ def unpack(sources: Sequence[str | Path], out: str | Path) -> list[str]:
                 f"{source} holds no records of a study (there is no {RUNS}): name a folder that pack wrote."
             )
         lines = _lines(source / RUNS)
-        study = Study(**next(lines)["study"])
+        study = recorded(next(lines)["study"])
         _join(study, out)
         here = read_folder(out)
         known = set(here.runs())

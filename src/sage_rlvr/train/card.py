@@ -1,4 +1,4 @@
-"""What a model card says of the anchor."""
+"""What a model card says of the anchor and the advantage."""
 
 from sage_rlvr.anchor import Guide
 from sage_rlvr.train.config import SAGEConfig
@@ -14,7 +14,7 @@ GRADIENT = {
 
 
 def describe(args: SAGEConfig, guide: Guide | None, peft: bool) -> str:
-    """A section for the card: guide, estimator, anchor."""
+    """A section for the card: guide, estimator, anchor, advantage."""
     reference = (
         "the weights before RL (adapter off, or its copy from before RL)" if peft else "a frozen copy from before RL"
     )
@@ -30,8 +30,18 @@ def describe(args: SAGEConfig, guide: Guide | None, peft: bool) -> str:
         f"- Guide: `{guide!r}`" if guide is not None else "- Guide: none",
         f"- Anchor: {anchor}",
         f"- Estimator: {GRADIENT[args.anchor_estimator]}",
+        f"- Advantage: {_advantage(args)}",
     ]
     if args.anchor_estimator == "k1-reward":
         departures = args.departures()
         lines.append(f"- Exact gradient of the objective: {'no, ' + '; '.join(departures) if departures else 'yes'}")
     return "\n".join(lines) + "\n"
+
+
+def _advantage(args: SAGEConfig) -> str:
+    """Its parts with their settings, in the order they are taken in; GRPO's own where none of them makes the advantages."""
+    parts = args.make_advantage().parts
+    said = ", ".join(f"`{part.name}` `{part!r}`" for part in parts)
+    if any(part.stage == "advantage" for part in parts):
+        return said
+    return f"{said}, with GRPO's own (scale_rewards = {args.scale_rewards})"

@@ -7,9 +7,11 @@ from typing import Any
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
+from sage_rlvr.advantage import Advantage, make_advantage
 from sage_rlvr.anchor import ESTIMATORS, Guide, make_guide
 from sage_rlvr.anchor.penalty import CREDITS
 from sage_rlvr.errors import UserError
+from sage_rlvr.train import gone
 
 # what a loss type divides by: rows of the batch it sees, counted tokens of it, or the rollout batch's tokens
 WEIGHTS = {
@@ -17,6 +19,7 @@ WEIGHTS = {
     "dapo": "batch", "cispo": "batch", "vespo": "batch",
 }  # fmt: skip
 PROVIDED = frozenset({"entropies", "ref_entropies", "rewards"})  # optional signals a training run can compute
+CREDITED = frozenset({"logps", "ref_logps", "lengths", "answers"})  # and what it can show an advantage
 BIAS_CORRECTION = {"k3": False, "k3+": True}  # TRL's use_bias_correction_kl; the other estimators bypass TRL's KL
 
 
@@ -28,7 +31,7 @@ class SAGEConfig(GRPOConfig):
     estimator); every other TRL option stays as it is.
     """
 
-    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "guide_args"]
+    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "guide_args", "advantage_args"]
 
     guide: str = field(
         default="branch",
@@ -61,25 +64,23 @@ class SAGEConfig(GRPOConfig):
     dynamic_sampling: int = field(
         default=0,
         metadata={
-            "help": "DAPO: how many extra rounds may draw new prompts in place of groups whose rewards are all equal."
+            "help": "DAPO: how many extra rounds may draw new prompts in place of groups that teach nothing: rewards all equal, "
+            "or, with another advantage than 'group', advantages all 0."
         },
     )
-    advantage: str = field(
+    advantage: list[str] | str = field(
         default="group",
-        metadata={"help": "'group': (r − mean)/std as scale_rewards says; 'beta': BNPO's Beta-normalised advantage."},
-    )
-    coverage: float = field(
-        default=0.0,
         metadata={
-            "help": "c in [0, 1]: where m completions of a group give the same right solution, each earns 1 − c + c/m of the "
-            "reward; at 1 a group earns its number of distinct right solutions. A task with one right answer is only rescaled."
+            "default": "group",  # transformers' parser takes none from the field where a list is allowed
+            "help": "How rewards become advantages: 'group' ((r − mean)/std, as scale_rewards says); 'focal', 'maxrl', 'passk', "
+            "'pkpo'; 'rarity', 'coverage', 'unlikely', 'smooth', 'alike'; 'signed', 'risk'; 'beta'; 'package.module:Class'; or "
+            "several of different kinds, such as rarity focal.",
         },
     )
-    rarity: float = field(
-        default=0.0,
+    advantage_args: dict | str | None = field(
+        default=None,
         metadata={
-            "help": "c in [0, 1]: a group's right completions share their reward by how surprising they were to the reference: "
-            "each earns 1 − c + c·s/mean(s) of it, s its mean surprisal a token. A lone right completion keeps all of it."
+            "help": "Arguments of the advantage, as a dict (JSON on the command line); of several, a dict for each by its name."
         },
     )
     reward_timeout_s: float | None = field(
@@ -136,6 +137,10 @@ class SAGEConfig(GRPOConfig):
         default=None, metadata={"help": "Derived from anchor_estimator: False for k3, True for k3+. Leave it unset."}
     )
 
+    def __new__(cls, *args: Any, **settings: Any) -> "SAGEConfig":
+        gone.refuse(settings)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         if self.bf16 is None and not self.fp16 and not is_torch_bf16_gpu_available():
             self.bf16 = False  # TRL would say True and then refuse to start on a machine without such a GPU
@@ -149,6 +154,8 @@ class SAGEConfig(GRPOConfig):
             unused = "guide_args" if self.guide_args else "guide_center"
             raise UserError(f"{unused} is set but guide='none': name a guide, or leave {unused} out.")
         self._check_credit()
+        self._name_advantage()
+        self._check_advantage(self.make_advantage())
         self._check_rollouts()
         if self.tokens_per_microbatch is not None:
             self._check_micro_batches()
@@ -166,14 +173,32 @@ class SAGEConfig(GRPOConfig):
             raise UserError(f"guide_args={self.guide_args!r} must be a dict, such as {{'ratio': 0.3}}.")
         return make_guide(self.guide, **args)
 
+    def make_advantage(self) -> Advantage:
+        """A new advantage as configured: ``group`` scales as scale_rewards says, and ``alike`` has the run's own beta."""
+        args = dict(self.advantage_args or {})  # type: ignore[arg-type]
+        own = {"group": ("scale", "scale_rewards", self.scale_rewards), "alike": ("beta", "beta", self.beta)}
+        for name, (argument, setting, value) in own.items():
+            if name not in ([self.advantage] if isinstance(self.advantage, str) else self.advantage):
+                continue
+            told = args if isinstance(self.advantage, str) else dict(args.get(name) or {})
+            if told.setdefault(argument, value) != value:
+                raise UserError(
+                    f"advantage {name!r}: {argument}={told[argument]!r} is not this run's {setting}={value!r}: leave it out of "
+                    f"advantage_args, and set {setting}."
+                )
+            args = told if isinstance(self.advantage, str) else args | {name: told}
+        return make_advantage(self.advantage, **args)
+
     def wants_whole_batch(self) -> str | None:
-        """The setting, if any, that takes log q of the whole rollout batch at once, at the policy that sampled."""
+        """The setting, if any, that takes a pass over the whole rollout batch at once, at the policy that sampled."""
         if self.anchor_estimator == "k1-reward":
             return "anchor_estimator='k1-reward'"
         if self.guide_center == "batch":
             return "guide_center='batch'"
         guide = self.make_guide()
-        return f"guide={self.guide!r}" if guide is not None and guide.across_rows else None
+        if guide is not None and guide.across_rows:
+            return f"guide={self.guide!r}"
+        return f"advantage={self.advantage!r}" if "logps" in self.make_advantage().needs else None
 
     def departures(self) -> list[str]:
         """What keeps a k1-reward run from the exact gradient of Eq. 6; empty in the exact case."""
@@ -182,7 +207,6 @@ class SAGEConfig(GRPOConfig):
             ("scale_rewards", "none"), ("loss_type", "dr_grpo"), ("advantage", "group"), ("num_iterations", 1),
             ("importance_sampling_level", "token"), ("top_p", 1.0), ("top_k", 0), ("repetition_penalty", 1.0),
             ("mask_truncated_completions", False), ("top_entropy_quantile", 1.0), ("delta", None), ("dynamic_sampling", 0),
-            ("coverage", 0.0), ("rarity", 0.0),
             ("entropy_coef", 0.0), ("multi_objective_aggregation", "sum_then_normalize"), ("off_policy_mask_threshold", None),
             ("guide_center", "none"),
         ]  # fmt: skip
@@ -215,7 +239,6 @@ class SAGEConfig(GRPOConfig):
             "anchor_estimator": sorted(ESTIMATORS),
             "anchor_credit": CREDITS,
             "guide_center": ("none", "batch"),
-            "advantage": ("group", "beta"),
             "loss_type": WEIGHTS,
         }
         for name, allowed in choices.items():
@@ -226,17 +249,6 @@ class SAGEConfig(GRPOConfig):
                 f"reward_timeout_s={self.reward_timeout_s} is the seconds one call of a reward function may take: set a number "
                 "above 0, or null for no limit."
             )
-        if not 0 <= self.coverage <= 1:
-            raise UserError(f"coverage={self.coverage} is a share of the reward; set it between 0 and 1.")
-        if not 0 <= self.rarity <= 1:
-            raise UserError(f"rarity={self.rarity} is a share of the reward; set it between 0 and 1.")
-        if self.rarity and (self.beta == 0 or self.advantage == "beta"):
-            why = (
-                "asks the reference, and beta=0 has none"
-                if self.beta == 0
-                else "pays above 1, where advantage='beta' ends"
-            )
-            raise UserError(f"rarity={self.rarity} {why}: set rarity to 0, or the other back.")
         if self.dynamic_sampling < 0:
             raise UserError(f"dynamic_sampling={self.dynamic_sampling} counts extra rounds; set 0 or more.")
 
@@ -290,6 +302,52 @@ class SAGEConfig(GRPOConfig):
                 "anchor_estimator='k1-reward' with beta=0 adds nothing: set beta above 0, or leave it at 'k3'."
             )
 
+    def _name_advantage(self) -> None:
+        """One is a name with its arguments, several are a list with arguments by name: as a flag gives them, too."""
+        names, args = self.advantage, self.advantage_args
+        if isinstance(names, str):
+            names = [names]
+        if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+            raise UserError(f"advantage={self.advantage!r} must be a name, such as 'rarity', or a list of names.")
+        if args is not None and not isinstance(args, dict):
+            raise UserError(f"advantage_args={args!r} must be a dict, such as {{'share': 0.5}}.")
+        if len(names) == 1:
+            self.advantage = names[0]
+            if args and list(args) == [names[0]] and isinstance(args[names[0]], dict):
+                self.advantage_args = args[names[0]]
+            return
+        self.advantage = list(names)
+        for name, value in (args or {}).items():
+            if not isinstance(value, dict):
+                raise UserError(
+                    f"advantage_args={{{name!r}: {value!r}}}: of several advantages each has a dict of its own, as in "
+                    f"{{{names[0]!r}: {{...}}}}."
+                )
+
+    def _check_advantage(self, advantage: Advantage) -> None:
+        said = f"advantage={self.advantage!r}"
+        missing = sorted(advantage.needs - CREDITED)
+        if missing:
+            raise UserError(
+                f"{said} needs {', '.join(missing)}, which a training run does not compute; it can provide "
+                f"{', '.join(sorted(CREDITED))}."
+            )
+        if "ref_logps" in advantage.needs and self.beta == 0:
+            raise UserError(f"{said} asks the reference, and beta=0 has none: set beta above 0, or another advantage.")
+        if any(part.name == "alike" for part in advantage.parts) and self.anchor_estimator != "k1-reward":
+            raise UserError(
+                f"{said} makes right answers alike against the penalty in the reward, and anchor_estimator="
+                f"{self.anchor_estimator!r} is not: set anchor_estimator='k1-reward'."
+            )
+        if self.multi_objective_aggregation != "sum_then_normalize" and self.advantage != "group":
+            raise UserError(f"{said} needs multi_objective_aggregation='sum_then_normalize'.")
+        advantage.check_group(self.num_generations)
+        if self.num_generations_eval:
+            try:
+                advantage.check_group(self.num_generations_eval)
+            except UserError as e:
+                raise UserError(f"num_generations_eval={self.num_generations_eval}: {e}") from e
+
     def _check_kv_cache(self) -> None:
         if self.vllm_kv_cache_gib <= 0:  # type: ignore[operator]
             raise UserError(f"vllm_kv_cache_gib={self.vllm_kv_cache_gib} must be above 0, or left unset.")
@@ -333,11 +391,8 @@ class SAGEConfig(GRPOConfig):
         if self.dynamic_sampling and self.scale_rewards == "batch":
             raise UserError("dynamic_sampling with scale_rewards='batch': groups are exchanged after scaling; use 'group' or "
                             "'none'.")  # fmt: skip
-        if self.multi_objective_aggregation != "sum_then_normalize" and (
-            self.dynamic_sampling or self.advantage == "beta"
-        ):
-            which = "dynamic_sampling" if self.dynamic_sampling else "advantage='beta'"
-            raise UserError(f"{which} needs multi_objective_aggregation='sum_then_normalize'.")
+        if self.multi_objective_aggregation != "sum_then_normalize" and self.dynamic_sampling:
+            raise UserError("dynamic_sampling needs multi_objective_aggregation='sum_then_normalize'.")
         if isinstance(self.stop_strings, str):
             self.stop_strings = [self.stop_strings]
         fields_ = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"} & set(self.generation_kwargs or {})

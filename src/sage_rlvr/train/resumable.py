@@ -21,10 +21,12 @@ from sage_rlvr.train.checkpoint import (
     save_state,
     take_last_complete,
 )
+from sage_rlvr.train.credit import Credit
 
 
 class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
     guide: Guide | None
+    credit: Credit
     _stream: rollouts.PromptStream | None  # of DAPO's new prompts
     _sigterm: SaveOnSigterm
 
@@ -42,6 +44,7 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
             "metrics": {k: list(v) for k, v in self._metrics["train"].items()},
             "stream": self._stream.position if self._stream is not None else None,
             "guide": self.guide.state_dict() if self.guide is not None else None,
+            "advantage": self.credit.advantage.state_dict(),
         }
         save_state(checkpoint, self.accelerator.process_index, state)
 
@@ -53,6 +56,8 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if self.guide is not None and state["guide"] is not None:
             self.guide.load_state_dict(state["guide"])
+        if "advantage" in state:  # not in those of earlier releases
+            self.credit.advantage.load_state_dict(state["advantage"])
         device = self.accelerator.device
         on_device = lambda x: x.to(device) if isinstance(x, Tensor) else x  # noqa: E731
         self._step = state["step"]

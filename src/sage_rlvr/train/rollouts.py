@@ -1,10 +1,8 @@
-"""What happens to a rollout batch beside the model: where a completion ends, credit for coverage and rarity, Beta advantages,
-groups drawn again.
+"""What happens to a rollout batch beside the model: where a completion ends, what guides see across rows, groups drawn again.
 
 Shapes: B rows on this process, G rows a group (one prompt), W processes; the global batch is W·B rows, groups in order.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -18,6 +16,7 @@ from trl.trainer.utils import pad as trl_pad
 
 from sage_rlvr.anchor import Signals
 from sage_rlvr.errors import UserError
+from sage_rlvr.train import measure
 
 LEFT_PADDED = ("prompt_ids", "prompt_mask")
 
@@ -80,60 +79,6 @@ def gather_signals(signals: Signals, accelerator: Accelerator) -> Signals:
     return replace(signals, **{name: accelerator.gather(x) for name, x in wide.items()})
 
 
-# ---- coverage and rarity -------------------------------------------------------------------------------------------
-
-
-def coverage_factor(rewards: Tensor, solutions: Sequence[str | None], group: int, share: float) -> Tensor:
-    """(W·B,) what each completion keeps of its reward: 1 − c + c/m, c = ``share``, m the rewarded completions of its group with
-    its solution. With c = 1 a group's rewards sum to its number of distinct right solutions, and each is its Shapley value. One
-    that cannot be told (None) is like no other."""
-    rewarded = (rewards > 0).tolist()
-    keys = [(i // group, i if key is None else key) for i, key in enumerate(solutions)]
-    times = Counter(key for key, right in zip(keys, rewarded) if right)
-    kept = [1 - share + share / times[key] if right else 1.0 for key, right in zip(keys, rewarded)]
-    return torch.tensor(kept, dtype=rewards.dtype, device=rewards.device)
-
-
-def rarity_factor(rewards: Tensor, surprisal: Tensor, group: int, share: float) -> Tensor:
-    """(W·B,) what each completion keeps of its reward: 1 − c + c·s/mean(s), c = ``share``, s its surprisal, the mean over the
-    rewarded completions of its group. It moves reward from the likely right answers to the unlikely, and adds none. A
-    completion whose surprisal is not known (nan) keeps its own."""
-    right = ((rewards > 0) & ~surprisal.isnan()).view(-1, group)
-    s = surprisal.nan_to_num().clamp(min=0).view(-1, group) * right
-    mean = s.sum(1, keepdim=True) / right.sum(1, keepdim=True).clamp(min=1)
-    rare = torch.where(right & (mean > 0), s / mean.clamp(min=1e-12), 1.0)
-    return (1 - share + share * rare).view(-1).to(rewards.dtype)
-
-
-# ---- BNPO ----------------------------------------------------------------------------------------------------------
-
-
-def beta_advantage(rewards: Tensor, group: int, sharpest: float = 100.0) -> Tensor:
-    """BNPO (arXiv 2506.02864): (r − p)/Beta(p; 1 + a/3, 1 + b/3), p a group's mean, (a, b) the Beta fitted to all p by moments.
-
-    ``rewards`` (W·B,) in [0, 1], NaN where unscorable (advantage 0). A batch whose p are all alike would fit an infinitely
-    sharp Beta: a + b is held at ``sharpest``.
-    """
-    if bool(((rewards < 0) | (rewards > 1)).any()):
-        raise UserError(
-            "advantage='beta' takes rewards between 0 and 1: use a verifiable 0/1 reward, or advantage='group'."
-        )
-    groups = rewards.double().view(-1, group)
-    p = groups.nanmean(1)  # (groups,)
-    known = p[~p.isnan()]
-    if known.numel() == 0:
-        return torch.zeros_like(rewards)
-    mean, spread = known.mean(), known.var(unbiased=False)
-    most = mean * (1 - mean)  # the variance of p can not exceed it
-    concentration = (most / spread.clamp(min=1e-12) - 1).clamp(0, sharpest)
-    alpha, beta = 1 + mean * concentration / 3, 1 + (1 - mean) * concentration / 3
-    inside = p.clamp(1e-6, 1 - 1e-6)
-    log_pdf = (alpha - 1) * inside.log() + (beta - 1) * (1 - inside).log()
-    log_pdf = log_pdf - (alpha.lgamma() + beta.lgamma() - (alpha + beta).lgamma())
-    advantage = (groups - p[:, None]) / log_pdf.exp()[:, None]
-    return advantage.nan_to_num(0.0).view(-1).to(rewards.dtype)
-
-
 # ---- DAPO's dynamic sampling ---------------------------------------------------------------------------------------
 
 
@@ -144,6 +89,41 @@ def flat_groups(rewards: Tensor, group: int) -> Tensor:
     low = torch.where(known, groups, torch.inf).amin(1)
     high = torch.where(known, groups, -torch.inf).amax(1)
     return ~(high > low)
+
+
+def exchange_flat_groups(trainer: Any, output: dict[str, Any]) -> dict[str, Any]:
+    """``output`` with new prompts in place of groups that teach nothing (``credit.flat``), found in at most ``dynamic_sampling``
+    rounds. Every rank sees all rewards, so all take the same number of rounds."""
+    accelerator, group, metrics = trainer.accelerator, trainer.num_generations, trainer._metrics["train"]
+    world, pad_id, flat = accelerator.num_processes, trainer._tokenizer.pad_token_id, trainer.credit.flat
+    if trainer._stream is None:
+        trainer._stream = PromptStream(trainer.train_dataset, trainer.args.seed)
+    batch = gather_rows(output, accelerator, pad_id)
+    replaced = rounds = 0
+    for _ in range(trainer.args.dynamic_sampling):
+        holes = flat(batch).nonzero().flatten()
+        if not len(holes):
+            break
+        rounds += 1
+        wanted = len(holes)
+        while wanted * group % world:  # every rank generates the same number of rows
+            wanted += 1
+        rows = [dict(row) for row in trainer._stream.take(wanted) for _ in range(group)]
+        share = len(rows) // world
+        with measure.unrecorded(metrics):
+            fresh = trainer._roll_out(rows[accelerator.process_index * share :][:share])
+        fresh = gather_rows(fresh, accelerator, pad_id)
+        fills = (~flat(fresh)).nonzero().flatten()[: len(holes)]
+        batch = replace_groups(batch, fresh, holes[: len(fills)], fills, group, pad_id)
+        replaced += len(fills)
+    left = int(flat(batch).sum())
+    for name, value in (("resampled_groups", replaced), ("resample_rounds", rounds), ("flat_groups_left", left)):
+        metrics[f"sage/{name}"].append(float(value))
+    mine = output["sage_rows"]
+    local = {k: v[mine] if v.ndim else v for k, v in batch.items()} | {"sage_rows": mine}
+    trainer.count_items(local)
+    trainer.credit.exchanged(local)
+    return local
 
 
 class PromptStream:

@@ -29,7 +29,7 @@ from sage_rlvr.tasks import (
     rows,
     task_reward,
 )
-from sage_rlvr.train import launch, sft
+from sage_rlvr.train import gone, launch, sft
 from sage_rlvr.train.callbacks import HeldOutPassAtK
 from sage_rlvr.train.checkpoint import set_aside
 from sage_rlvr.train.config import SAGEConfig
@@ -113,12 +113,14 @@ def parse(argv: list[str]) -> tuple[RunArguments, SAGEConfig, ModelConfig]:
         os.environ[key] = str(value)
     settings.setdefault("output_dir", f"runs/{Path(name).stem}" if name else "runs/sage")
     parser = make_parser()
+    gone.refuse(settings, f"recipe {name}: ")
     unknown = parser.set_defaults_with_config(**settings)
     if unknown:
         raise UserError(f"recipe {name}: {_unknown(unknown[0].removeprefix('--'))}")
     *parsed, strangers = parser.parse_args_into_dataclasses(args=argv, return_remaining_strings=True)
     if strangers:
-        raise UserError(_unknown(strangers[0].removeprefix("--")))
+        flag, _, value = strangers[0].removeprefix("--").partition("=")
+        raise UserError(gone.instead(flag, value or next(iter(strangers[1:]), None)) or _unknown(flag))
     return tuple(parsed)
 
 
@@ -305,10 +307,11 @@ def read_record(folder: Path, settings: dict[str, Any]) -> bool:
     if not path.is_file():
         return False
     record = read_json(path, settings=dict, finished=bool)
-    for name in sorted(record["settings"].keys() & settings.keys()):
-        if record["settings"][name] != settings[name]:
+    made = gone.translated(record["settings"])
+    for name in sorted(made.keys() & settings.keys()):
+        if made[name] != settings[name]:
             raise UserError(
-                f"{folder} was made with {name}={record['settings'][name]!r} and this run has {settings[name]!r}: "
+                f"{folder} was made with {name}={made[name]!r} and this run has {settings[name]!r}: "
                 f"use another output_dir, or set {name} back."
             )
     return record["finished"]

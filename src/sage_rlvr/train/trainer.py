@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from accelerate.data_loader import DataLoaderShard
-from accelerate.utils import gather_object, is_peft_model, set_seed
+from accelerate.utils import is_peft_model, set_seed
 from torch import Tensor
 from trl.generation import vllm_generation
 from trl.models.utils import disable_gradient_checkpointing
@@ -21,20 +21,19 @@ from trl.trainer import grpo_trainer
 from trl.trainer import utils as trl_utils
 from trl.trainer.utils import add_fused_lm_head
 
-from sage_rlvr.anchor import Signals, anchor_penalty, anchor_reward, noise, tellable
+from sage_rlvr.anchor import Signals, anchor_penalty, noise, tellable
 from sage_rlvr.errors import UserError
 from sage_rlvr.head import Head, covers, in_place
-from sage_rlvr.tasks.scorers import completion_text, solution_key
 from sage_rlvr.train import measure, microbatches, packing, rollouts
 from sage_rlvr.train.callbacks import LogFile, OnPolicy, PaidToRamble, ProgressLine, SaveOnSigterm, replace_progress
 from sage_rlvr.train.card import describe
 from sage_rlvr.train.casts import keep_inputs
 from sage_rlvr.train.config import SAGEConfig
+from sage_rlvr.train.credit import Credit, counted
 from sage_rlvr.train.dropout import active_dropout, disable_dropout
 from sage_rlvr.train.generation import GeneratingTrainer, llm_with_room, own_port
 from sage_rlvr.train.lens import IN_TRL, LossLens, RolloutLens, check_finite
 from sage_rlvr.train.reward_guard import RewardGuard
-from sage_rlvr.verify import extract_answer
 
 
 class SAGETrainer(GeneratingTrainer):
@@ -65,6 +64,7 @@ class SAGETrainer(GeneratingTrainer):
             )
         self.guide = args.make_guide()
         self.guide_needs = frozenset(self.guide.needs) if self.guide is not None else frozenset()
+        self.credit = Credit(self, args)
         self.estimator = args.anchor_estimator
         self.whole_batch = args.wants_whole_batch()
         self._lens: RolloutLens | LossLens | None = None
@@ -72,7 +72,6 @@ class SAGETrainer(GeneratingTrainer):
         # optimizer step, so that no checkpoint falls inside it and none needs to hold this
         self._held: dict[tuple[int, int], Tensor] = {}
         self._stream: rollouts.PromptStream | None = None
-        self._rewards: Tensor | None = None  # (W·B,) of the latest rollout batch
         self._head: Head | None = None
         self._stopwatch = measure.Stopwatch()
         self.found: list[microbatches.Found] | None = None  # what a slice in micro-batches measures at its end
@@ -120,36 +119,8 @@ class SAGETrainer(GeneratingTrainer):
             per_func = self._guard.rewards(
                 super()._calculate_rewards, inputs, prompts, completions, completion_ids_list
             )
-        rewards = (per_func * self.reward_weights.to(per_func.device)).nansum(1)
-        rewards[per_func.isnan().all(1)] = torch.nan
-        mode = "train" if self.model.training else "eval"
-        group = self.num_generations if mode == "train" else self.num_generations_eval
-        texts = [completion_text(c) for c in completions]
-        extract = getattr(self.reward_funcs[0], "extract", extract_answer) if self.reward_funcs else extract_answer
-        answers = gather_object([extract(text) for text in texts])
-        metrics = self._metrics[mode]
-        if (self.args.coverage or self.args.rarity) and mode == "train":
-            metrics["sage/plain_reward"].append(rewards.nanmean().item())
-            keys = gather_object([solution_key(next(iter(self.reward_funcs), None), text) for text in texts])
-            kept = rollouts.coverage_factor(rewards, keys, group, self.args.coverage)
-            if self.args.rarity:
-                kept = kept * rollouts.rarity_factor(
-                    rewards, self._surprisal(completion_ids_list), group, self.args.rarity
-                )
-            rewards, per_func = rewards * kept, per_func * kept[:, None]
-        self._rewards = rewards
-        metrics["sage/zero_variance_groups"].append(rollouts.flat_groups(rewards, group).float().mean().item())
-        metrics["sage/distinct_answers"].append(measure.distinct_per_group(answers, group))
+        self.credit.judged(per_func, completions)
         return per_func
-
-    def _surprisal(self, completion_ids: list[list[int]]) -> Tensor:
-        """(W·B,) each completion's mean surprisal a token under π_ref, whose pass is the latest one when rewards are asked; nan
-        where no token was looked at: TRL masks a truncated completion before that pass."""
-        logps, _ = self._lens.seen[-1]  # type: ignore[union-attr]
-        lengths = torch.tensor([len(ids) for ids in completion_ids], device=logps.device)
-        counted = torch.arange(logps.shape[1], device=logps.device) < lengths[:, None]
-        surprisal = -(logps * counted).sum(1) / lengths.clamp(min=1)
-        return self.accelerator.gather(surprisal.where((logps != 0).any(1), torch.nan))
 
     # ---- rollouts --------------------------------------------------------------------------------------------------
 
@@ -170,17 +141,11 @@ class SAGETrainer(GeneratingTrainer):
         training = self.model.training
         output = self._roll_out(inputs)
         if training and self.args.dynamic_sampling:
-            output = self._resample_flat_groups(output)
-        if self.args.advantage == "beta":
-            group = self.num_generations if training else self.num_generations_eval
-            everyone = rollouts.beta_advantage(self.accelerator.gather(output["sage_rewards"]), group)
-            output["advantages"] = everyone[output["sage_rows"]]
+            output = rollouts.exchange_flat_groups(self, output)
         if training:
             self._held.clear()
         self._shape_rollouts(output)
-        output.pop("sage_entropies", None)
-        if "rewards" not in self.guide_needs:
-            output.pop("sage_rewards")
+        self.credit.clear(output)
         return output
 
     def _roll_out(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -198,13 +163,13 @@ class SAGETrainer(GeneratingTrainer):
             self._mask_truncated(output)
         first = self.accelerator.process_index * len(inputs)
         output["sage_rows"] = torch.arange(first, first + len(inputs), device=self.accelerator.device)
-        output["sage_rewards"] = self._rewards[output["sage_rows"]]  # type: ignore[index]
         entropies = lens.entropies_of(output.get("old_per_token_logps"))
         ref_entropies = lens.entropies_of(output.get("ref_per_token_logps"))
         if entropies is not None:
             output["sage_entropies"] = entropies
         if ref_entropies is not None and "ref_entropies" in self.guide_needs:
             output["sage_ref_entropies"] = ref_entropies
+        self.credit.settle(output)
         return output
 
     def _mask_truncated(self, output: dict[str, Any]) -> None:
@@ -213,44 +178,10 @@ class SAGETrainer(GeneratingTrainer):
         for key in ("completion_mask", "tool_mask"):
             if key in output:
                 output[key] = output[key] * keep
-        self._count_items(output)
+        self.count_items(output)
 
-    def _count_items(self, output: dict[str, Any]) -> None:
-        mask = output["completion_mask"] * output.get("tool_mask", 1)
-        output["num_items_in_batch"] = self.accelerator.gather(mask.sum()).sum()
-
-    def _resample_flat_groups(self, output: dict[str, Any]) -> dict[str, Any]:
-        """DAPO: groups whose rewards are all equal make room for new prompts, in at most ``dynamic_sampling`` rounds. Every
-        rank sees all rewards, so all take the same number of rounds."""
-        group, world = self.num_generations, self.accelerator.num_processes
-        pad_id = self._tokenizer.pad_token_id
-        if self._stream is None:
-            self._stream = rollouts.PromptStream(self.train_dataset, self.args.seed)
-        batch = rollouts.gather_rows(output, self.accelerator, pad_id)
-        replaced = rounds = 0
-        for _ in range(self.args.dynamic_sampling):
-            holes = rollouts.flat_groups(batch["sage_rewards"], group).nonzero().flatten()
-            if not len(holes):
-                break
-            rounds += 1
-            wanted = len(holes)
-            while wanted * group % world:  # every rank generates the same number of rows
-                wanted += 1
-            rows = [dict(row) for row in self._stream.take(wanted) for _ in range(group)]
-            share = len(rows) // world
-            with measure.unrecorded(self._metrics["train"]):
-                fresh = self._roll_out(rows[self.accelerator.process_index * share :][:share])
-            fresh = rollouts.gather_rows(fresh, self.accelerator, pad_id)
-            fills = (~rollouts.flat_groups(fresh["sage_rewards"], group)).nonzero().flatten()[: len(holes)]
-            batch = rollouts.replace_groups(batch, fresh, holes[: len(fills)], fills, group, pad_id)
-            replaced += len(fills)
-        left = int(rollouts.flat_groups(batch["sage_rewards"], group).sum())
-        for name, value in (("resampled_groups", replaced), ("resample_rounds", rounds), ("flat_groups_left", left)):
-            self._metrics["train"][f"sage/{name}"].append(float(value))
-        mine = output["sage_rows"]
-        local = {k: v[mine] if v.ndim else v for k, v in batch.items()} | {"sage_rows": mine}
-        self._count_items(local)
-        return local
+    def count_items(self, output: dict[str, Any]) -> None:
+        output["num_items_in_batch"] = self.accelerator.gather(counted(output).sum()).sum()
 
     # ---- the guide -------------------------------------------------------------------------------------------------
 
@@ -289,14 +220,11 @@ class SAGETrainer(GeneratingTrainer):
 
     def _shape_rollouts(self, output: dict[str, Any]) -> None:
         """log q at the sampling policy where a pass over it was made, and the k1 reward on top of the advantages."""
-        logps, entropies = output.get("old_per_token_logps"), output.get("sage_entropies")
+        logps, entropies = self.sampled(output)
         credit, center = self.estimator == "k1-reward", self.args.guide_center == "batch"
-        if logps is None and self.whole_batch:
-            self._say_pass()
-            logps, entropies = self._sampling_pass(output)
         if logps is None or not (credit or (self.guide is not None and self.args.guide_hold)):
             return
-        mask = output["completion_mask"] * output.get("tool_mask", 1)
+        mask = counted(output)
         log_q = torch.zeros_like(logps)
         if self.guide is not None:
             log_q = self._log_q(output, logps, entropies, mask)
@@ -306,7 +234,17 @@ class SAGETrainer(GeneratingTrainer):
             if self.args.guide_hold:
                 output["sage_log_q"] = log_q
         if credit:
-            self._add_bonus(output, logps, log_q, mask)
+            self.credit.add_bonus(output, logps, log_q, mask)
+
+    def sampled(self, output: dict[str, Any]) -> tuple[Any, Tensor | None]:
+        """Log-probs and entropies at the policy that sampled: from TRL's own pass; else from ours, made once where something
+        takes the whole rollout batch; None where nothing does."""
+        if output.get("old_per_token_logps") is not None:
+            return output["old_per_token_logps"], output.get("sage_entropies")
+        if self.whole_batch and "sage_logps" not in output:
+            self._say_pass()
+            output["sage_logps"], output["sage_entropies"] = self._sampling_pass(output)
+        return output.get("sage_logps"), output.get("sage_entropies")
 
     def _sampling_pass(self, output: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
         """Log-probs and entropies of the policy that sampled: the one extra pass of what takes the whole rollout batch, where TRL
@@ -326,25 +264,6 @@ class SAGETrainer(GeneratingTrainer):
                 **extra,
             )
         return logps, entropies
-
-    def _add_bonus(self, output: dict[str, Any], logps: Tensor, log_q: Tensor, mask: Tensor) -> None:
-        """A += β·(bonus − its group's mean, across ranks), for rows that can be scored and count."""
-        mode = "train" if self.model.training else "eval"
-        group = self.num_generations if mode == "train" else self.num_generations_eval
-        bonus = anchor_reward(logps, output["ref_per_token_logps"], log_q, mask, self.args.anchor_credit)
-        counts = ~output["sage_rewards"].isnan() & (mask.sum(1) > 0)  # (B,)
-        wide = self.accelerator.pad_across_processes(bonus, dim=1) if bonus.dim() == 2 else bonus
-        all_bonus, all_counts = self.accelerator.gather(wide), self.accelerator.gather(counts)
-        weight = all_counts.view(-1, group, *[1] * (all_bonus.dim() - 1)).to(bonus.dtype)
-        mean = (all_bonus.view(-1, group, *all_bonus.shape[1:]) * weight).sum(1) / weight.sum(1).clamp(min=1)
-        mean = mean.repeat_interleave(group, 0)[output["sage_rows"]]  # (B,) or (B, T)
-        if bonus.dim() == 2:
-            mean = mean[:, : bonus.shape[1]] * mask
-        scaled = self.beta * (bonus - mean) * (counts if bonus.dim() == 1 else counts[:, None])
-        task = output["advantages"]
-        output["advantages"] = (task if bonus.dim() == 1 else task[:, None]) + scaled
-        for name, value in measure.bonus(task, scaled, mask, self.accelerator).items():
-            self._metrics[mode][name].append(value)
 
     # ---- the seam --------------------------------------------------------------------------------------------------
 
