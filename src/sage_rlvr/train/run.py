@@ -35,7 +35,7 @@ from sage_rlvr.train.checkpoint import set_aside
 from sage_rlvr.train.config import SAGEConfig
 from sage_rlvr.train.random_reward import RandomReward, check_chance
 from sage_rlvr.train.reach import within_reach
-from sage_rlvr.train.recipes import list_recipes, load_recipe
+from sage_rlvr.train.recipes import load_recipe, recipe_lines
 from sage_rlvr.train.trainer import SAGETrainer
 
 RECORD = "run.json"
@@ -134,7 +134,6 @@ def short_help() -> str:
     """Our own settings; TRL's some hundred more are behind --help_all."""
     ours = [f for f in fields(SAGEConfig) if f.name in SAGEConfig.__annotations__] + list(fields(RunArguments))
     lines = [f"  --{f.name:<22} {f.metadata.get('help', '')} (default: {f.default})" for f in ours]
-    recipes = [f"  {name:<24} {about}" for name, about in list_recipes().items()]
     return "\n".join(
         [
             "usage: sage-rlvr train [--config RECIPE] [--model_name_or_path MODEL] [--SETTING VALUE ...]",
@@ -148,7 +147,8 @@ def short_help() -> str:
             f"  --{'num_processes':<22} How many (default: what the config says, else one a GPU).",
             "",
             "recipes:",
-            *recipes,
+            "",
+            *recipe_lines(),
             "",
             "example: sage-rlvr train --config recipes/branch.yaml --learning_rate 1e-6",
         ]
