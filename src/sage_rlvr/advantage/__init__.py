@@ -17,16 +17,20 @@ from sage_rlvr.advantage.answers import (
 )
 from sage_rlvr.advantage.prompts import FocalAdvantage, MaxRLAdvantage, PassKAdvantage, PKPOAdvantage
 from sage_rlvr.advantage.signs import RiskAdvantage, SignedAdvantage
+from sage_rlvr.advantage.tokens import ClipCovAdvantage, EntropyAdvantage, KLCovAdvantage, TokenAdvantage, Tokens
 from sage_rlvr.advantage.whole import BetaAdvantage, GroupAdvantage
 
 __all__ = [
     "Advantage",
     "AlikeAdvantage",
     "BetaAdvantage",
+    "ClipCovAdvantage",
     "Combined",
     "CoverageAdvantage",
+    "EntropyAdvantage",
     "FocalAdvantage",
     "GroupAdvantage",
+    "KLCovAdvantage",
     "MaxRLAdvantage",
     "PKPOAdvantage",
     "PassKAdvantage",
@@ -35,6 +39,8 @@ __all__ = [
     "Rollouts",
     "SignedAdvantage",
     "SmoothAdvantage",
+    "TokenAdvantage",
+    "Tokens",
     "UnlikelyAdvantage",
     "make_advantage",
     "names_by_kind",

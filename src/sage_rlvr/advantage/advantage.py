@@ -9,9 +9,11 @@ together, NaN where nobody could judge, and answers (P·G,): 0 for NaN. Every ad
     advantage    the advantages (default: ``group``)           2
     factor       what the advantages are multiplied by         3
     term         what is added to the advantages               4
+    tokens       each token's advantage, (N, T): tokens.py     5
 
 ``kind`` says which question it is about: "prompts" (which prompts count), "answers" (which right answers count), "signs" (right
-against wrong) or "whole". One of each kind may be combined. To add one:
+against wrong), "tokens" (which tokens count) or "whole". One of each kind may be combined. The last stage needs the tokens'
+log-probs, so ``adv(rewards, group)`` leaves it out: ``adv.token_part`` is it, or None. To add one:
 
     @register_advantage("solved-once")
     class SolvedOnce(Advantage):
@@ -23,7 +25,7 @@ against wrong) or "whole". One of each kind may be combined. To add one:
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -31,8 +33,11 @@ from torch import Tensor
 from sage_rlvr.errors import UserError
 from sage_rlvr.registered import Registry
 
-STAGES = ("reward", "advantage", "factor", "term")
-KINDS = ("answers", "signs", "prompts", "whole")
+if TYPE_CHECKING:
+    from sage_rlvr.advantage.tokens import TokenAdvantage
+
+STAGES = ("reward", "advantage", "factor", "term", "tokens")
+KINDS = ("answers", "signs", "prompts", "tokens", "whole")
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,11 @@ class Advantage:
     def parts(self) -> "Sequence[Advantage]":
         """What it is made of, in the order of their stages."""
         return [self]
+
+    @property
+    def token_part(self) -> "TokenAdvantage | None":
+        """The part that gives each token its own advantage."""
+        return next((part for part in self.parts if part.stage == "tokens"), None)  # type: ignore[return-value]
 
     def shape(self, r: Rollouts) -> Tensor:
         """(P, G), of the kind that ``stage`` says."""
@@ -180,7 +190,8 @@ def rollouts(rewards: Tensor, group: int, step: int, max_steps: int, **optional:
 
 
 def run(parts: Sequence[Advantage], r: Rollouts, like: Tensor, scale: str = "group") -> Tensor:
-    """The stages in their order; ``group`` by ``scale`` where no part makes the advantages. (N,) in the type of ``like``."""
+    """The stages in their order, the tokens' left out; ``group`` by ``scale`` where no part makes the advantages. (N,) in the
+    type of ``like``."""
     for part in parts:
         _check(part, r)
     by_stage = {part.stage: part for part in parts}

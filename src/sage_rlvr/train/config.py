@@ -11,7 +11,7 @@ from sage_rlvr.advantage import Advantage, make_advantage
 from sage_rlvr.anchor import ESTIMATORS, Guide, make_guide
 from sage_rlvr.anchor.penalty import CREDITS
 from sage_rlvr.errors import UserError
-from sage_rlvr.train import gone
+from sage_rlvr.train import gone, token_credit
 
 # what a loss type divides by: rows of the batch it sees, counted tokens of it, or the rollout batch's tokens
 WEIGHTS = {
@@ -73,7 +73,8 @@ class SAGEConfig(GRPOConfig):
         metadata={
             "default": "group",  # transformers' parser takes none from the field where a list is allowed
             "help": "How rewards become advantages: 'group' ((r − mean)/std, as scale_rewards says); 'focal', 'maxrl', 'passk', "
-            "'pkpo'; 'rarity', 'coverage', 'unlikely', 'smooth', 'alike'; 'signed', 'risk'; 'beta'; 'package.module:Class'; or "
+            "'pkpo'; 'rarity', 'coverage', 'unlikely', 'smooth', 'alike'; 'signed', 'risk'; 'beta'; per token 'clip_cov', 'kl_cov', "
+            "'entropy'; 'package.module:Class'; or "
             "several of different kinds, such as rarity focal.",
         },
     )
@@ -198,7 +199,9 @@ class SAGEConfig(GRPOConfig):
         guide = self.make_guide()
         if guide is not None and guide.across_rows:
             return f"guide={self.guide!r}"
-        return f"advantage={self.advantage!r}" if "logps" in self.make_advantage().needs else None
+        advantage = self.make_advantage()
+        reads = "logps" in advantage.needs or advantage.token_part is not None
+        return f"advantage={self.advantage!r}" if reads else None
 
     def departures(self) -> list[str]:
         """What keeps a k1-reward run from the exact gradient of Eq. 6; empty in the exact case."""
@@ -341,6 +344,7 @@ class SAGEConfig(GRPOConfig):
             )
         if self.multi_objective_aggregation != "sum_then_normalize" and self.advantage != "group":
             raise UserError(f"{said} needs multi_objective_aggregation='sum_then_normalize'.")
+        token_credit.check(self, advantage.token_part)
         advantage.check_group(self.num_generations)
         if self.num_generations_eval:
             try:

@@ -37,6 +37,7 @@ class Credit:
     def __init__(self, trainer: Any, args: SAGEConfig):
         self.trainer, self.args = trainer, args
         self.advantage = args.make_advantage()
+        self.tokens = self.advantage.token_part
         self.plain = type(self.advantage) is GroupAdvantage  # TRL has computed it: its tensor stays as it is
         self.rewards: Tensor | None = None  # (W·B,) of the batch that was judged last
         self._answers: list[str | None] = []  # its answers, where the advantage reads them

@@ -18,7 +18,8 @@ class RolloutLens:
         self.trainer, self.seen = trainer, []  # type: ignore[var-annotated]
 
     def wants_entropy(self, model: Any) -> bool:
-        needs = self.trainer.guide_needs
+        tokens = self.trainer.credit.tokens
+        needs = self.trainer.guide_needs | (frozenset() if tokens is None else tokens.reads)
         asked = (
             {"ref_entropies"} if model is self.trainer.ref_model else {"entropies", "ref_entropies"}
         )  # LoRA: one model

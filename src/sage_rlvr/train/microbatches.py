@@ -18,6 +18,7 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.train import measure
 from sage_rlvr.train.config import WEIGHTS
 from sage_rlvr.train.packing import Lengths, cut, into, lengths, most_of, take
+from sage_rlvr.train.token_credit import PULL
 
 LEAST, MOST = ("clip_ratio/low_min",), ("clip_ratio/high_max",)
 COLLECTIVES = ("gather", "gather_for_metrics", "reduce")
@@ -77,13 +78,16 @@ def _say_over_budget(trainer: Any, widest: int) -> None:
 
 
 def rows_that_weigh(inputs: dict[str, Any], penalty_in_loss: bool) -> Tensor:
-    """(B,) False where a row adds nothing to loss or gradient: no counted token; or advantage 0 throughout, where the advantage
-    is all that the loss has."""
+    """(B,) False where a row adds nothing to loss or gradient: no counted token; or advantage 0 throughout and no token pulled
+    back, where that is all that the loss has."""
     counted = _counted_mask(inputs)
     weighs = counted.any(1)
     if not penalty_in_loss:
         advantages = inputs["advantages"]  # (B,) or (B, T)
-        weighs = weighs & ((advantages != 0) if advantages.dim() == 1 else ((advantages != 0) & counted).any(1))
+        pushed = (advantages != 0) if advantages.dim() == 1 else ((advantages != 0) & counted).any(1)
+        if PULL in inputs:
+            pushed = pushed | (inputs[PULL] != 0).any(1)
+        weighs = weighs & pushed
     return weighs
 
 

@@ -24,7 +24,7 @@ from trl.trainer.utils import add_fused_lm_head
 from sage_rlvr.anchor import Signals, anchor_penalty, noise, tellable
 from sage_rlvr.errors import UserError
 from sage_rlvr.head import Head, covers, in_place
-from sage_rlvr.train import measure, microbatches, packing, rollouts
+from sage_rlvr.train import measure, microbatches, packing, rollouts, token_credit
 from sage_rlvr.train.callbacks import LogFile, OnPolicy, PaidToRamble, ProgressLine, SaveOnSigterm, replace_progress
 from sage_rlvr.train.card import describe
 from sage_rlvr.train.casts import keep_inputs
@@ -145,6 +145,7 @@ class SAGETrainer(GeneratingTrainer):
         if training:
             self._held.clear()
         self._shape_rollouts(output)
+        token_credit.assign(self, output)
         self.credit.clear(output)
         return output
 
@@ -326,6 +327,8 @@ class SAGETrainer(GeneratingTrainer):
             else:
                 penalty = anchor_penalty(lens.logps, lens.ref, log_q, self.estimator)  # type: ignore[arg-type]
                 loss = loss + self.beta * self._aggregate(penalty, lens.mask, inputs)
+        if (pull := token_credit.pull(self, inputs, lens.logps)) is not None:
+            loss = loss + self._aggregate(pull, lens.mask, inputs)
         check_finite({"loss": loss.detach()[None, None]}, torch.ones(1, 1, device=loss.device), self)
         found = (lens.logps, lens.entropies, lens.ref, lens.log_q, penalty, lens.mask)
         if self.found is not None:
