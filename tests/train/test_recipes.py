@@ -231,6 +231,9 @@ RIVALS = {  # name → (the source, what differs): the settings that were publis
     "signed": ("2506.01347", rival("signed", beta=0.0, right=0.1)),
     "nsr": ("2506.01347", rival("signed", beta=0.0, right=0.0)),
     "risk": ("2509.24261", rival("risk", b=2.0)),
+    "clip_cov": ("2505.22617", rival("clip_cov", beta=0.0, share=2e-4, low=1.0, high=5.0) | {"steps_per_generation": 64}),
+    "kl_cov": ("2505.22617", rival("kl_cov", beta=0.0, share=2e-3, coef=1.0) | {"steps_per_generation": 64}),
+    "entropy": ("2506.14758", rival("entropy", alpha=0.4, kappa=2.0)),
     "grpo_exact": ("exact gradient", QWEN | NO_GUIDE | EXACT),
     "low_rate": ("Control of grpo", QWEN | NO_GUIDE | {"learning_rate": 5e-6 / 3}),
     "random_reward": ("Control of grpo", QWEN | NO_GUIDE | {"random_reward": 0.5}),
@@ -262,7 +265,7 @@ def test_every_key_is_read_by_someone_and_every_value_is_accepted(name, tmp_path
     assert set(recipe) <= config | model | RUN
     assert not RUN & (config | model)
     args = SAGEConfig(output_dir=str(tmp_path), use_cpu=True, **{k: v for k, v in recipe.items() if k in config})
-    assert args.generation_batch_size == 8 * (2 if name == "authors" else 8)
+    assert args.generation_batch_size == 8 * {"authors": 2, "clip_cov": 64, "kl_cov": 64}.get(name, 8)
     assert args.get_warmup_steps(1000) == 100
     assert ModelConfig(**{k: v for k, v in recipe.items() if k in model - config})
     assert (args.departures() == []) == (name in ("exact", "grpo_exact"))
