@@ -1,6 +1,4 @@
-"""What rewards become, at the edges: groups all alike, groups without a score, rows of another width."""
-
-import math
+"""Groups drawn again, at the edges: groups all alike, groups without a score, rows of another width."""
 
 import pytest
 import torch
@@ -8,38 +6,6 @@ import torch
 from sage_rlvr.train import rollouts
 
 NAN = float("nan")
-
-
-def log_beta_pdf(p, a, b):
-    return (a - 1) * math.log(p) + (b - 1) * math.log(1 - p) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-
-
-@pytest.mark.parametrize("right", [1, 2, 3])
-def test_a_beta_fitted_to_groups_all_alike_is_held(right):
-    """Their variance is 0, and a + b would be infinite: 100 is as sharp as it gets, a = 100·p and b = 100·(1 − p)."""
-    p, group = right / 4, [1.0] * right + [0.0] * (4 - right)
-    got = rollouts.beta_advantage(torch.tensor(group * 3), 4)
-    density = math.exp(log_beta_pdf(p, 1 + 100 * p / 3, 1 + 100 * (1 - p) / 3))
-    assert got.tolist() == pytest.approx([(r - p) / density for r in group] * 3, rel=1e-5)
-    blunt = rollouts.beta_advantage(torch.tensor(group * 3), 4, sharpest=0.0)
-    assert blunt.tolist() == pytest.approx([r - p for r in group] * 3), "held at 0 it is uniform: r − p"
-
-
-def test_what_cannot_be_scored_moves_no_mean():
-    with_gap = rollouts.beta_advantage(torch.tensor([1, 0, 1, NAN, 1, 0, 0, 0]), 4)
-    p = [2 / 3, 1 / 4]
-    mean = sum(p) / 2
-    both = mean * (1 - mean) / (sum((x - mean) ** 2 for x in p) / 2) - 1
-    densities = [math.exp(log_beta_pdf(x, 1 + mean * both / 3, 1 + (1 - mean) * both / 3)) for x in p]
-    rewards = ((1, 0, 1), (1, 0, 0, 0))
-    first, second = ([(r - x) / d for r in group] for x, d, group in zip(p, densities, rewards))
-    assert with_gap.tolist() == pytest.approx([*first, 0.0, *second], rel=1e-5)
-
-
-def test_a_wrong_twin_takes_nothing():
-    """The same extracted answer, wrong in another completion (cut at the limit, say): it is not paid, and does not share."""
-    rewards = torch.tensor([1.0, 0.0, 1.0, 0.0])
-    assert rollouts.coverage_factor(rewards, ["a", "a", "b", None], 4, 1.0).tolist() == [1, 1, 1, 1]
 
 
 def test_a_group_is_flat_unless_two_scores_differ():

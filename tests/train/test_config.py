@@ -1,5 +1,7 @@
 """The configuration: what it refuses, in one sentence; what it is by default; whether it is the exact case."""
 
+import copy
+import json
 import os
 
 import pytest
@@ -8,7 +10,7 @@ from trl import GRPOConfig
 from trl.generation import vllm_generation
 
 import sage_rlvr
-from sage_rlvr import Guide, UserError, register_guide
+from sage_rlvr import Advantage, Guide, UserError, register_advantage, register_guide
 from sage_rlvr.train import SAGEConfig, SAGETrainer
 
 from . import tiny
@@ -20,6 +22,10 @@ class Greedy(Guide):
 
     def log_q(self, s):
         return s.logps
+
+
+class Moody(Advantage):
+    needs = frozenset({"mood"})
 
 
 @pytest.mark.parametrize(
@@ -42,10 +48,33 @@ class Greedy(Guide):
         ({"anchor_credit": "to_go"}, "anchor_credit='to_go' is for anchor_estimator='k1-reward'"),
         ({"guide": "none", "guide_args": {"ratio": 1}}, "guide_args is set but guide='none'"),
         ({"dynamic_sampling": -1}, "dynamic_sampling=-1"),
-        ({"coverage": 1.5}, "coverage=1.5 is a share of the reward"),
-        ({"rarity": 1.5}, "rarity=1.5 is a share of the reward"),
-        ({"rarity": 1.0, "beta": 0.0, "guide": "none"}, "rarity=1.0 asks the reference, and beta=0 has none"),
-        ({"rarity": 0.5, "advantage": "beta"}, "rarity=0.5 pays above 1, where advantage='beta' ends"),
+        ({"coverage": 0.5}, "coverage is no .* any more: write advantage='coverage', advantage_args={'share': 0.5}."),
+        ({"rarity": 1.0}, "rarity is no .* any more: write advantage='rarity', advantage_args={'share': 1.0}."),
+        ({"rarity": 0.0}, "rarity is no setting of its own any more: leave it out."),
+        ({"advantage": "rarity", "beta": 0.0, "guide": "none"}, "'rarity' asks the reference, and beta=0 has none"),
+        ({"advantage": ["rarity", "beta"]}, "'rarity' pays above 1, where 'beta' ends"),
+        ({"advantage": ["rarity", "coverage"]}, "'rarity' and 'coverage' are both about answers"),
+        ({"advantage": "passk", "advantage_args": {"k": 5}}, "k=5 is above the group's 4 completions"),
+        (
+            {"advantage": "pkpo", "advantage_args": {"k": 3}, "num_generations_eval": 2},
+            "num_generations_eval=2: .* k=3",
+        ),
+        ({"advantage": []}, "advantage=\\[\\] must be a name"),
+        ({"advantage": 3}, "advantage=3 must be a name"),
+        ({"advantage": "focal", "advantage_args": [1]}, "advantage_args=\\[1\\] must be a dict"),
+        ({"advantage": ["rarity", "focal"], "advantage_args": {"focal": 0.5}}, "each has a dict of its own"),
+        ({"advantage": ["rarity", "focal"], "advantage_args": {"gamma": {}}}, "'gamma' is none of rarity, focal"),
+        ({"advantage": "group", "advantage_args": {"scale": "none"}}, "is not this run's scale_rewards='group'"),
+        ({"advantage": "alike"}, "anchor_estimator='k3' is not: set anchor_estimator='k1-reward'"),
+        (
+            {"advantage": "alike", "anchor_estimator": "k1-reward", "advantage_args": {"beta": 0.3}},
+            "'alike': beta=0.3 is not this run's beta=0.2",
+        ),
+        ({"advantage": "needy"}, "advantage='needy' needs mood, which a training run does not compute"),
+        (
+            {"advantage": "focal", "multi_objective_aggregation": "normalize_then_sum"},
+            "advantage='focal' needs multi_objective_aggregation",
+        ),
         ({"guide_center": "batch", "guide_hold": False}, "guide_center='batch' takes the mean over a rollout batch"),
         ({"guide": "branch-quantile", "guide_hold": False}, "guide='branch-quantile' looks at the whole rollout batch"),
         ({"loss_type": "dppo"}, "loss_type='dppo' is unknown; choose one of grpo, sapo"),
@@ -67,6 +96,7 @@ class Greedy(Guide):
 )
 def test_refused_in_one_sentence(tmp_path, options, sentence):
     register_guide("needy")(Greedy)
+    register_advantage("needy")(Moody)
     with pytest.raises(UserError, match=sentence) as caught:
         tiny.config(SAGEConfig, tmp_path, **options)
     assert "\n" not in str(caught.value)
@@ -89,6 +119,27 @@ def test_no_arguments_is_sage_as_published():
         if getattr(args, name) != getattr(theirs, name) and name not in ("logging_dir", "run_name", "output_dir"):
             changed.add(name)
     assert changed == {"beta", "loss_type", "use_bias_correction_kl"}
+
+
+def test_an_advantage_is_one_or_several(tmp_path):
+    def made(**options):
+        return tiny.config(SAGEConfig, tmp_path, **options)
+
+    assert made().make_advantage().settings() == {"scale": "group"}
+    assert made(scale_rewards="none").make_advantage().settings() == {"scale": "none"}
+    one = made(advantage=["focal"], advantage_args={"gamma": 0.5})  # as a flag gives it
+    assert (one.advantage, one.make_advantage().gamma) == ("focal", 0.5)
+    assert made(advantage=["focal"], advantage_args={"focal": {"gamma": 0.5}}).make_advantage().gamma == 0.5
+    both = made(advantage=("focal", "rarity"), advantage_args={"focal": {"gamma": 0.5}})
+    assert both.make_advantage().settings() == {"rarity": {"share": 1.0}, "focal": {"gamma": 0.5}}
+    mara = made(advantage=["alike", "group"], anchor_estimator="k1-reward", scale_rewards="none")
+    assert mara.make_advantage().settings() == {"alike": {"beta": 0.2}, "group": {"scale": "none"}}
+    assert [d.split(" ")[0] for d in mara.departures()] == ["loss_type='grpo'", "advantage=['alike',"]
+    assert made(advantage="unlikely").wants_whole_batch() == "advantage='unlikely'"
+    assert made(advantage="rarity").wants_whole_batch() is None
+    copied = copy.deepcopy(both)
+    assert copied.to_dict() == both.to_dict()
+    assert json.loads(both.to_json_string())["advantage"] == ["focal", "rarity"]
 
 
 def test_a_grpo_config_is_refused_and_none_is_made(folder, tmp_path, monkeypatch):

@@ -61,13 +61,23 @@ CASES = {
     "dynamic sampling, beta": {
         "guide": "branch", "dynamic_sampling": 3, "advantage": "beta", "loss_type": "dapo", "flat": True,
     },
+    "clipped tokens, groups across ranks, drawn again": {
+        "guide": "none", "advantage": "clip_cov", "advantage_args": {"share": 0.1, "low": 0.05}, "dynamic_sampling": 2,
+        "global_rows": 4, "flat": True,
+    },
+    "held tokens, used twice, lora": {
+        "guide": "none", "advantage": "kl_cov", "advantage_args": {"share": 0.1}, "num_iterations": 2, "loss_type": "dapo",
+        "lora": True,
+    },
+    "uncertain tokens of rare answers, micro-batches": {
+        "guide": "branch", "advantage": ["rarity", "focal", "entropy"], "tokens_per_microbatch": 40,
+    },
 }  # fmt: skip
 STEPS = {"max_steps": 3, "learning_rate": 1e-3, "shuffle_dataset": False}
 ROW_METRICS = (
     "reward", "reward_std", "frac_reward_zero_std", "sage/zero_variance_groups", "sage/flat_groups_left",
     "sage/distinct_answers", "sage/bonus_abs", "sage/bonus_to_reward", "sage/bonus_length_correlation",
-    "sage/true_reward",
-    "completions/mean_length", "num_tokens", "grad_norm",
+    "sage/true_reward", "sage/tokens_shaped", "completions/mean_length", "num_tokens", "grad_norm",
 )  # fmt: skip
 TOKEN_METRICS = ("kl", "kl_ref", "entropy", "sage/pseudo_kl", "sage/q_mean", "sage/q_min", "sage/q_max", "sage/active")
 

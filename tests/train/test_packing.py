@@ -62,13 +62,13 @@ class Recorded(SAGETrainer):
         return super()._get_per_token_logps_and_entropies(model, ids, *args, **kwargs)
 
 
-def build(folder, out, budget, tuning="full", reward=uneven, **options):
+def build(folder, out, budget, tuning="full", reward=uneven, cls=Recorded, **options):
     lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], init_lora_weights="gaussian")
     shared = {  # SGD: Adam would blow up gradients that are 0 but for rounding
         "per_device_train_batch_size": 8, "max_completion_length": 30, "gradient_accumulation_steps": 1, "num_iterations": 2,
         "max_steps": 2, "tokens_per_microbatch": budget, "optim": "sgd", "learning_rate": 0.01,
     } | options  # fmt: skip
-    trainer = Recorded(
+    trainer = cls(
         folder,
         reward,
         tiny.config(SAGEConfig, out, **shared),

@@ -66,6 +66,13 @@ CASES = {
                           "steps_per_generation": 2},
     "second epoch": {"max_steps": 16, "guide": "branch"},
     "dynamic sampling": {"max_steps": 6, "guide": "branch", "dynamic_sampling": 2},
+    "tokens held, inside the rollout buffer": {
+        "max_steps": 7, "guide": "none", "advantage": "kl_cov", "advantage_args": {"share": 0.2},
+        "gradient_accumulation_steps": 2, "steps_per_generation": 4, "num_iterations": 2,
+    },
+    "tokens clipped": {
+        "max_steps": 5, "guide": "none", "advantage": "clip_cov", "advantage_args": {"share": 0.2, "low": 0.05},
+    },
     "exact credit": {"max_steps": 5, "guide": "branch", "anchor_estimator": "k1-reward"},
 }  # fmt: skip
 

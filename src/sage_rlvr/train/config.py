@@ -73,8 +73,8 @@ class SAGEConfig(GRPOConfig):
         metadata={
             "default": "group",  # transformers' parser takes none from the field where a list is allowed
             "help": "How rewards become advantages: 'group' ((r − mean)/std, as scale_rewards says); 'focal', 'maxrl', 'passk', "
-            "'pkpo'; 'rarity', 'coverage', 'unlikely', 'smooth', 'alike'; 'signed', 'risk'; 'beta'; per token 'clip_cov', 'kl_cov', "
-            "'entropy'; 'package.module:Class'; or "
+            "'pkpo'; 'rarity', 'coverage', 'unlikely', 'smooth', 'alike'; 'signed', 'risk'; 'beta'; per token 'clip_cov', "
+            "'kl_cov', 'entropy'; 'package.module:Class'; or "
             "several of different kinds, such as rarity focal.",
         },
     )

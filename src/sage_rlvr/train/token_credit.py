@@ -48,13 +48,14 @@ def assign(trainer: Any, output: dict[str, Any]) -> None:
     given = (
         output["advantages"] if output["advantages"].dim() == 2 else output["advantages"][:, None].expand(mask.shape)
     )
-    mine = {"advantages": given, "logps": logps, "mask": mask.bool()}
+    mine = {"advantages": given, "logps": logps, "mask": mask.long()}  # Accelerate pads a bool to an integer
     if "entropies" in part.reads:
         mine["entropies"] = entropies
     accelerator = trainer.accelerator
     everyone = {
         key: accelerator.gather(accelerator.pad_across_processes(x.contiguous(), dim=1)) for key, x in mine.items()
     }
+    everyone["mask"] = everyone["mask"].bool()
     batch = trainer._step // (trainer.args.steps_per_generation * trainer.num_iterations)
     seed = noise.batch_seed(trainer.args.seed, batch)
     advantages, pull = part.credit(Tokens(**everyone, generator=torch.Generator().manual_seed(seed)))
