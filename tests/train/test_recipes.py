@@ -231,7 +231,10 @@ RIVALS = {  # name → (the source, what differs): the settings that were publis
     "signed": ("2506.01347", rival("signed", beta=0.0, right=0.1)),
     "nsr": ("2506.01347", rival("signed", beta=0.0, right=0.0)),
     "risk": ("2509.24261", rival("risk", b=2.0)),
-    "clip_cov": ("2505.22617", rival("clip_cov", beta=0.0, share=2e-4, low=1.0, high=5.0) | {"steps_per_generation": 64}),
+    "clip_cov": (
+        "2505.22617",
+        rival("clip_cov", beta=0.0, share=2e-4, low=1.0, high=5.0) | {"steps_per_generation": 64},
+    ),
     "kl_cov": ("2505.22617", rival("kl_cov", beta=0.0, share=2e-3, coef=1.0) | {"steps_per_generation": 64}),
     "entropy": ("2506.14758", rival("entropy", alpha=0.4, kappa=2.0)),
     "grpo_exact": ("exact gradient", QWEN | NO_GUIDE | EXACT),
