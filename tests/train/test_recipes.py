@@ -237,6 +237,13 @@ RIVALS = {  # name → (the source, what differs): the settings that were publis
     ),
     "kl_cov": ("2505.22617", rival("kl_cov", beta=0.0, share=2e-3, coef=1.0) | {"steps_per_generation": 64}),
     "entropy": ("2506.14758", rival("entropy", alpha=0.4, kappa=2.0)),
+    "anchor_reset": ("2505.24864", QWEN | NO_GUIDE | {"anchor_reset": 100}),
+    "dph": (
+        "2509.07430",
+        QWEN | NO_GUIDE | {"beta": 0.0, "keep_from": "runs/kept", "keep_divergence": "forward", "keep_coef": 0.05},
+    ),
+    "group_guide": ("Ours", QWEN | EXACT | {"guide": "group", "guide_args": {"strength": 1.0, "gamma": 1.0}}),
+    "value_guide": ("Ours", QWEN | EXACT | {"guide": "value", "guide_args": {"kappa": 1.0}}),
     "grpo_exact": ("exact gradient", QWEN | NO_GUIDE | EXACT),
     "low_rate": ("Control of grpo", QWEN | NO_GUIDE | {"learning_rate": 5e-6 / 3}),
     "random_reward": ("Control of grpo", QWEN | NO_GUIDE | {"random_reward": 0.5}),
@@ -271,7 +278,7 @@ def test_every_key_is_read_by_someone_and_every_value_is_accepted(name, tmp_path
     assert args.generation_batch_size == 8 * {"authors": 2, "clip_cov": 64, "kl_cov": 64}.get(name, 8)
     assert args.get_warmup_steps(1000) == 100
     assert ModelConfig(**{k: v for k, v in recipe.items() if k in model - config})
-    assert (args.departures() == []) == (name in ("exact", "grpo_exact"))
+    assert (args.departures() == []) == (name in ("exact", "grpo_exact", "value_guide"))
 
 
 @pytest.mark.parametrize("control", ["low_rate", "random_reward"])
