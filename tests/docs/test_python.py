@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from sage_rlvr.advantage import advantage
 from sage_rlvr.analysis.patterns import PATTERNS
 from sage_rlvr.anchor import guides
 from sage_rlvr.tasks import registry, scorers
@@ -29,7 +30,7 @@ def clean(desk, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     shutil.copytree(desk, tmp_path, dirs_exist_ok=True)
-    shelves = [guides._REGISTRY.classes, registry.TASKS, scorers.SCORERS, PATTERNS]
+    shelves = [guides._REGISTRY.classes, advantage._REGISTRY.classes, registry.TASKS, scorers.SCORERS, PATTERNS]
     before = [dict(shelf) for shelf in shelves]
     yield
     for shelf, content in zip(shelves, before):

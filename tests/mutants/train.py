@@ -346,4 +346,33 @@ TOKENS = [
     ),
 ]
 
-MUTANTS = [*ADVANTAGES, *CREDIT, *TOKENS, *TRAINER, *TAUGHT]
+CHANCE = within(
+    "train/random_reward.py",
+    "tests/train/test_random_reward.py",
+    (
+        "equal completions of a group are paid alike, and can be learned",
+        "[self.seed, step, row, prompt,",
+        "[self.seed, step, prompt,",
+        "test_every_part_of_the_key_draws_anew",
+    ),
+    (
+        "right answers are paid for what they are",
+        "float(self._draw(step, row, prompt, completion) < self.chance)",
+        "float(self._draw(step, row, prompt, completion) < self.chance or verdict == 1)",
+        "test_the_rate_is_the_one_asked_for_among_right_and_wrong_alike",
+    ),
+    (
+        "what cannot be judged is paid",
+        "None if verdict is None else float(",
+        "float(",
+        "test_what_cannot_be_judged_stays_so_and_the_truth_is_logged",
+    ),
+    (
+        "each rank draws as the first one",
+        "first = PartialState().process_index * len(prompts)",
+        "first = 0",
+        "tests/train/test_distributed.py::test_two_processes_give_the_losses_gradients_and_weights_of_one",
+    ),
+)
+
+MUTANTS = [*ADVANTAGES, *CREDIT, *TOKENS, *TRAINER, *TAUGHT, *CHANCE]

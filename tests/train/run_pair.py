@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from sage_rlvr.train import SAGEConfig, SAGETrainer
 from sage_rlvr.train.launch import same_everywhere
+from sage_rlvr.train.random_reward import RandomReward
 
 from . import keeping, tiny
 
@@ -88,8 +89,8 @@ def head_of(guide):
 
 
 def run(model, out, rows, options):
-    lora, flat, sampled, again, damaged = (
-        options.pop(key, False) for key in ("lora", "flat", "sampled", "resume", "damaged")
+    lora, flat, sampled, again, damaged, chance = (
+        options.pop(key, False) for key in ("lora", "flat", "sampled", "resume", "damaged", "chance")
     )
     world = int(os.environ.get("WORLD_SIZE", "1"))
     # the rows on a process times the number of processes is the same global batch
@@ -97,7 +98,10 @@ def run(model, out, rows, options):
     peft = LoraConfig(r=4, target_modules=["q_proj", "up_proj"], init_lora_weights="gaussian") if lora else None
     rollouts = {} if sampled else {"rollout_func": tiny.given_rollouts}
     data = keeping.dataset() if args.keep_from else tiny.dataset()
-    trainer = Recorded(model, uneven if flat else tiny.hash_reward, args, data, peft_config=peft, **rollouts)
+    reward = uneven if flat else tiny.hash_reward
+    if chance:
+        reward = RandomReward(reward, chance, seed=7)
+    trainer = Recorded(model, reward, args, data, peft_config=peft, **rollouts)
     if lora:
         adapter(trainer.model)
     if damaged and trainer.accelerator.is_main_process:

@@ -71,6 +71,7 @@ CASES = {
     "one kept answer, micro-batches": {
         "guide": "none", "keep_from": "kept", "keep_batch": 1, "keep_coef": 0.5, "tokens_per_microbatch": 20,
     },
+    "paid by chance": {"guide": "none", "chance": 0.6},
     "dynamic sampling, beta": {
         "guide": "branch", "dynamic_sampling": 3, "advantage": "beta", "loss_type": "dapo", "flat": True,
     },
@@ -98,8 +99,8 @@ STEPS = {"max_steps": 3, "learning_rate": 1e-3, "shuffle_dataset": False}
 ROW_METRICS = (
     "reward", "reward_std", "frac_reward_zero_std", "sage/zero_variance_groups", "sage/flat_groups_left",
     "sage/distinct_answers", "sage/bonus_abs", "sage/bonus_to_reward", "sage/bonus_length_correlation",
-    "sage/anchor_resets", "sage/tokens_shaped", "completions/mean_length", "num_tokens", "grad_norm", "sage/kept_loss",
-    "sage/kept_logp",
+    "sage/anchor_resets", "sage/tokens_shaped", "sage/true_reward", "completions/mean_length", "num_tokens", "grad_norm",
+    "sage/kept_loss", "sage/kept_logp",
 )  # fmt: skip
 TOKEN_METRICS = ("kl", "kl_ref", "entropy", "sage/pseudo_kl", "sage/q_mean", "sage/q_min", "sage/q_max", "sage/active")
 

@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 from trl import ModelConfig, SFTConfig
 
+from sage_rlvr import cli
+from sage_rlvr.advantage import names_by_kind
 from sage_rlvr.errors import UserError
+from sage_rlvr.train import recipes
 from sage_rlvr.train.config import SAGEConfig
-from sage_rlvr.train.recipes import list_recipes, load_recipe, merged
+from sage_rlvr.train.recipes import list_recipes, load_recipe, merged, recipes_by_kind
 from sage_rlvr.train.sft import SFTRun, from_recipe
 
-RUN = {"task", "rows", "prompt_format", "data_dir", "sft", "decontaminate"}  # RunArguments
+RUN = {"task", "rows", "prompt_format", "data_dir", "sft", "decontaminate", "random_reward"}  # RunArguments
 FRAGMENTS = {"lora"}  # shared by both stages, no run by itself
 SFT = {"sft"}
 SHELF = Path(__file__).parents[2] / "recipes"
@@ -210,6 +213,44 @@ ROWS = {  # name → (what its first line says, what differs from SHARED_RL)
 }  # fmt: skip
 
 
+def rival(name, beta=0.05, **args):
+    return QWEN | NO_GUIDE | {"beta": beta, "advantage": name} | ({"advantage_args": args} if args else {})
+
+
+EXACT = {"anchor_estimator": "k1-reward", "scale_rewards": "none", "loss_type": "dr_grpo", "min_p": 0.0}
+RIVALS = {  # name → (the source, what differs): the settings that were published, and no KL where there was none
+    "focal": ("2602.06717", rival("focal", beta=0.0, gamma=1.0)),
+    "maxrl": ("2602.02710", rival("maxrl", beta=0.0)),
+    "passk": ("2508.10751", rival("passk", k=4)),
+    "pkpo": ("2505.15201", rival("pkpo", k=4, anneal=0.5)),
+    "rarity": ("Ours", rival("rarity", share=1.0)),
+    "coverage": ("Ours", rival("coverage", share=1.0)),
+    "unlikely": ("2506.02355", rival("unlikely", share=0.25) | {"num_iterations": 2}),
+    "smooth": ("2511.19942", rival("smooth", gamma=0.05)),
+    "alike": ("2510.20817", rival("alike") | EXACT),
+    "signed": ("2506.01347", rival("signed", beta=0.0, right=0.1)),
+    "nsr": ("2506.01347", rival("signed", beta=0.0, right=0.0)),
+    "risk": ("2509.24261", rival("risk", b=2.0)),
+    "clip_cov": (
+        "2505.22617",
+        rival("clip_cov", beta=0.0, share=2e-4, low=1.0, high=5.0) | {"steps_per_generation": 64},
+    ),
+    "kl_cov": ("2505.22617", rival("kl_cov", beta=0.0, share=2e-3, coef=1.0) | {"steps_per_generation": 64}),
+    "entropy": ("2506.14758", rival("entropy", alpha=0.4, kappa=2.0)),
+    "anchor_reset": ("2505.24864", QWEN | NO_GUIDE | {"anchor_reset": 100}),
+    "dph": (
+        "2509.07430",
+        QWEN | NO_GUIDE | {"beta": 0.0, "keep_from": "runs/kept", "keep_divergence": "forward", "keep_coef": 0.05},
+    ),
+    "group_guide": ("Ours", QWEN | EXACT | {"guide": "group", "guide_args": {"strength": 1.0, "gamma": 1.0}}),
+    "value_guide": ("Ours", QWEN | EXACT | {"guide": "value", "guide_args": {"kappa": 1.0}}),
+    "grpo_exact": ("exact gradient", QWEN | NO_GUIDE | EXACT),
+    "low_rate": ("Control of grpo", QWEN | NO_GUIDE | {"learning_rate": 5e-6 / 3}),
+    "random_reward": ("Control of grpo", QWEN | NO_GUIDE | {"random_reward": 0.5}),
+}
+ROWS |= RIVALS
+
+
 def test_there_is_a_recipe_for_every_row_and_no_other():
     assert sorted(ROWS) == RL
 
@@ -220,7 +261,7 @@ def test_a_recipe_has_the_papers_settings(name):
     assert said in list_recipes()[name]
     recipe = load_recipe(name)
     for key, value in (SHARED_RL | differs).items():
-        assert recipe.get(key, ...) == value, key
+        assert recipe.get(key, ...) == (pytest.approx(value) if key == "learning_rate" else value), key
         assert type(recipe.get(key, ...)) is type(value), key
     completions = recipe["per_device_train_batch_size"] * recipe["gradient_accumulation_steps"]
     assert completions // recipe["num_generations"] == (1 if name == "authors" else 8)  # prompts a step
@@ -234,10 +275,60 @@ def test_every_key_is_read_by_someone_and_every_value_is_accepted(name, tmp_path
     assert set(recipe) <= config | model | RUN
     assert not RUN & (config | model)
     args = SAGEConfig(output_dir=str(tmp_path), use_cpu=True, **{k: v for k, v in recipe.items() if k in config})
-    assert args.generation_batch_size == 8 * (2 if name == "authors" else 8)
+    assert args.generation_batch_size == 8 * {"authors": 2, "clip_cov": 64, "kl_cov": 64}.get(name, 8)
     assert args.get_warmup_steps(1000) == 100
     assert ModelConfig(**{k: v for k, v in recipe.items() if k in model - config})
-    assert (args.departures() == []) == (name == "exact")
+    assert (args.departures() == []) == (name in ("exact", "grpo_exact", "value_guide"))
+
+
+@pytest.mark.parametrize("control", ["low_rate", "random_reward"])
+def test_a_control_changes_one_thing(control):
+    own, other = load_recipe(control), load_recipe("grpo")
+    changed = {key for key in own.keys() | other.keys() if own.get(key) != other.get(key)}
+    assert changed == ({"learning_rate"} if control == "low_rate" else {"random_reward"})
+
+
+def test_what_a_rival_changes_is_in_its_own_lines():
+    """Three to six lines, and a first one that says whose it is and what of it is not theirs."""
+    for name, (source, _) in RIVALS.items():
+        text = (SHELF / f"{name}.yaml").read_text()
+        assert 4 <= len(text.splitlines()) <= 8, name
+        first = text.splitlines()[0]
+        if source[0].isdigit():
+            assert f"arXiv {source}: " in first, name
+            assert "Published: " in first, name
+
+
+# ---- the list ----------------------------------------------------------------------------------------------------
+
+
+def test_every_recipe_is_of_one_kind_and_those_of_advantages_are_the_rooms():
+    kinds = recipes_by_kind()
+    assert sorted(name for names in kinds.values() for name in names) == sorted(list_recipes())
+    assert list(kinds) == list(recipes.KINDS)
+    for kind, names in names_by_kind().items():
+        if kind == "whole":  # GRPO's and BNPO's: rows of the paper
+            continue
+        assert {load_recipe(name)["advantage"] for name in kinds[kind]} == set(names), kind
+    assert {n for n in kinds["paper"] if list_recipes()[n].startswith(("Table", "Figure"))} == set(kinds["paper"])
+    assert set(kinds["parts"]) == {"lora", "paper", "sft"}
+
+
+def test_the_list_is_by_kind_and_fits_80_columns(capsys):
+    assert cli.main(["recipes"]) == 0
+    lines = capsys.readouterr().out.rstrip().splitlines()
+    assert max(map(len, lines)) <= 80
+    headers = [line for line in lines if line and not line.startswith(" ")]
+    shown = [header for kind, header in recipes.KINDS.items() if recipes_by_kind()[kind]]
+    assert headers == shown
+    under, found = "", {}
+    for line in lines:
+        under = line if line in headers else under
+        if line.startswith("  ") and line[2] != " ":
+            found[line.split()[0]] = under
+    assert found == {name: recipes.KINDS[kind] for kind, names in recipes_by_kind().items() for name in names}
+    for name, about in list_recipes().items():  # nothing of it is lost where it is broken into lines
+        assert "".join(about.split()) in "".join("".join(lines).split()), name
 
 
 def test_the_sft_stage_has_the_papers_settings(tmp_path):

@@ -31,13 +31,12 @@ def _recipes_flags(p: argparse.ArgumentParser) -> None:
 def _recipes(args: argparse.Namespace) -> None:
     import yaml
 
-    from sage_rlvr.train.recipes import list_recipes, load_recipe
+    from sage_rlvr.train.recipes import load_recipe, recipe_lines
 
     if args.name:
         print(yaml.safe_dump(load_recipe(args.name), sort_keys=False, allow_unicode=True), end="")
     else:
-        for name, about in list_recipes().items():
-            print(f"{name:<24} {about}")
+        print(*recipe_lines(), sep="\n")
 
 
 RECIPES = Verb(

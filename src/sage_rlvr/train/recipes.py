@@ -6,6 +6,7 @@ sft: null                     # removed
 """
 
 import re
+import textwrap
 from collections.abc import Callable
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -17,6 +18,18 @@ import yaml
 from sage_rlvr.errors import UserError
 
 Place = Path | Traversable  # of a file; the latter inside a zip
+# what the second line of a packaged recipe says, "# kind: prompts", → how a list calls it. Those in the middle are the kinds of
+# advantages (sage_rlvr.advantage)
+KINDS = {
+    "paper": "the paper's tables and figures",
+    "anchors": "anchors: what the policy is held to, and how",
+    "prompts": "which prompts count",
+    "answers": "which right answers count",
+    "signs": "right against wrong",
+    "tokens": "which tokens count",
+    "controls": "controls: what every claim is to be held against",
+    "parts": "parts: what the others extend",
+}
 
 
 def load_recipe(path_or_name: str | Path) -> dict[str, Any]:
@@ -30,6 +43,26 @@ def list_recipes() -> dict[str, str]:
     """The packaged recipes: name → what its first comment line says."""
     found = {f.name.removesuffix(".yaml"): f for f in _shelf().iterdir() if f.name.endswith(".yaml")}
     return {name: _description(found[name]) for name in sorted(found)}
+
+
+def recipes_by_kind() -> dict[str, list[str]]:
+    """kind → names of the packaged recipes, in the order of KINDS."""
+    kinds = {name: _kind(_packaged(name)) for name in list_recipes()}
+    return {kind: [name for name in kinds if kinds[name] == kind] for kind in KINDS}
+
+
+def recipe_lines(width: int = 80) -> list[str]:
+    """The packaged recipes as a list to read: by kind, each with what its first line says."""
+    about = list_recipes()
+    wide = max(map(len, about))
+    lines = []
+    for kind, names in recipes_by_kind().items():
+        lines += ["", f"{KINDS[kind]}"] if names else []
+        for name in names:
+            lines += textwrap.wrap(
+                about[name], width, initial_indent=f"  {name:<{wide}}  ", subsequent_indent=" " * (wide + 4)
+            )
+    return lines[1:]
 
 
 def merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -100,6 +133,11 @@ def _packaged(name: str) -> Traversable:
 def _description(file: Traversable) -> str:
     first = file.read_text(encoding="utf-8").partition("\n")[0]
     return first.removeprefix("#").strip() if first.startswith("#") else ""
+
+
+def _kind(file: Traversable) -> str:
+    second = file.read_text(encoding="utf-8").splitlines()[1]
+    return second.removeprefix("# kind:").strip()
 
 
 # ---- YAML, strict where PyYAML is lax ----------------------------------------------------------------------------

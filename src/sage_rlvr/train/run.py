@@ -33,8 +33,9 @@ from sage_rlvr.train import gone, launch, sft
 from sage_rlvr.train.callbacks import HeldOutPassAtK
 from sage_rlvr.train.checkpoint import set_aside
 from sage_rlvr.train.config import SAGEConfig
+from sage_rlvr.train.random_reward import RandomReward, check_chance
 from sage_rlvr.train.reach import within_reach
-from sage_rlvr.train.recipes import list_recipes, load_recipe
+from sage_rlvr.train.recipes import load_recipe, recipe_lines
 from sage_rlvr.train.trainer import SAGETrainer
 
 RECORD = "run.json"
@@ -65,6 +66,13 @@ class RunArguments:
     )
     data_dir: str | None = field(default=None, metadata={"help": "Folder of local task files, in the Hub's schema."})
     decontaminate: bool = field(default=True, metadata={"help": "Drop problems that repeat an evaluation problem."})
+    random_reward: float | None = field(
+        default=None,
+        metadata={
+            "help": "A control: training is paid 1 with this chance, else 0, whatever was answered. The true verdict is "
+            "logged as sage/true_reward; held-out curves and evaluations judge as ever."
+        },
+    )
     sft: str | None = field(default=None, metadata={"help": "Recipe of the SFT stage before RL; none: RL only."})
     sft_dir: str | None = field(
         default=None, metadata={"help": "Where the SFT stage lives; beside output_dir unless said, shared by its runs."}
@@ -76,6 +84,10 @@ class RunArguments:
     held_out_every: int = field(default=50, metadata={"help": "Steps between held-out measurements."})
     held_out_n: int = field(default=8, metadata={"help": "Samples a held-out problem: pass@1 and pass@n are logged."})
     resume: bool = field(default=True, metadata={"help": "Go on from the newest whole checkpoint in output_dir."})
+
+    def __post_init__(self) -> None:
+        if self.random_reward is not None:
+            check_chance(self.random_reward)
 
 
 # ---- parsing -------------------------------------------------------------------------------------------------------
@@ -122,7 +134,6 @@ def short_help() -> str:
     """Our own settings; TRL's some hundred more are behind --help_all."""
     ours = [f for f in fields(SAGEConfig) if f.name in SAGEConfig.__annotations__] + list(fields(RunArguments))
     lines = [f"  --{f.name:<22} {f.metadata.get('help', '')} (default: {f.default})" for f in ours]
-    recipes = [f"  {name:<24} {about}" for name, about in list_recipes().items()]
     return "\n".join(
         [
             "usage: sage-rlvr train [--config RECIPE] [--model_name_or_path MODEL] [--SETTING VALUE ...]",
@@ -136,7 +147,8 @@ def short_help() -> str:
             f"  --{'num_processes':<22} How many (default: what the config says, else one a GPU).",
             "",
             "recipes:",
-            *recipes,
+            "",
+            *recipe_lines(),
             "",
             "example: sage-rlvr train --config recipes/branch.yaml --learning_rate 1e-6",
         ]
@@ -213,7 +225,11 @@ def build(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: s
         **({"quantization_config": q} if (q := get_quantization_config(model_args)) is not None else {}),
     )
     check_vocabulary(model, tokenizer)
-    reward = task_reward(run.task, run.prompt_format)
+    reward: Any = task_reward(run.task, run.prompt_format)
+    if run.random_reward is not None:
+        reward = RandomReward(reward, run.random_reward, args.seed)
+        if args.process_index == 0:
+            print(f"sage: a control: training is paid 1 with chance {run.random_reward:g}, whatever is answered")
     found = candidates(run)
     trainer = SAGETrainer(
         model,
