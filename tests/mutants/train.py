@@ -62,8 +62,8 @@ CREDIT = [
         ),
         (
             "every answer that cannot be read is the same one",
-            "if answer is None:",
-            "if answer is ...:",
+            "self._numbers.get(number) for",
+            'self._numbers.get(number, "") for',
             "test_coverage_pays_for_solutions_and_not_for_spelling",
         ),
         (
