@@ -256,3 +256,14 @@ def test_a_generated_task_has_as_many_rows_as_are_asked_for():
     found = run.problems(asked)
     assert len(found) == 1100
     assert len({(tuple(sorted(p.meta["numbers"])), p.meta["target"]) for p in found}) == 1100
+
+
+def test_a_task_whose_first_split_is_test_trains_on_its_train_split(tmp_path):
+    row = {"quiz": "Ann says: Bo is a liar.", "names": ["Ann", "Bo"], "solution": [True, False]}
+    for people in range(3, 9):
+        for split in ("test", "train"):
+            lines = [json.dumps(row | {"quiz": f"{split} {people}: {row['quiz']}"})]
+            (tmp_path / f"kk_{people}ppl_{split}.jsonl").write_text("\n".join(lines) + "\n")
+    settings = run.RunArguments(task="knights-knaves", data_dir=str(tmp_path), decontaminate=False)
+    assert all(problem.question.startswith("train") for problem in run.candidates(settings))
+    assert len(run.candidates(settings)) == 6

@@ -252,8 +252,10 @@ def build(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: s
 
 def candidates(run: RunArguments) -> list[Problem]:
     """The task's first rows, without those that repeat an evaluation problem."""
-    made_here = get_task(run.task).generate is not None  # as many as are asked for
-    found = load_task(run.task, run.data_dir, limit=run.rows if made_here else None)
+    task = get_task(run.task)
+    split = "train" if "train" in task.splits else None  # else the task's first
+    made_here = task.generate is not None  # as many as are asked for
+    found = load_task(run.task, run.data_dir, limit=run.rows if made_here else None, split=split)
     if run.decontaminate:
         against, missing = evaluation_problems(run.data_dir)
         against.pop(run.task, None)
