@@ -17,7 +17,7 @@ from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from sage_rlvr.advantage import Advantage, make_advantage
-from sage_rlvr.errors import Failed, UserError
+from sage_rlvr.errors import UserError
 from sage_rlvr.integrations.verl import estimator
 
 SAGE = "algorithm.adv_estimator=sage"
@@ -297,11 +297,25 @@ def test_groups_put_a_prompts_sessions_together_by_their_last_output():
     assert place.tolist() == [3, -1, 1, 2, 0, 0, -1, 2, 2]
 
 
-def test_groups_of_two_sizes_are_refused():
-    with pytest.raises(
-        Failed, match=r"prompt b has 1 completions where others have 2.*resume from the last checkpoint"
-    ):
-        estimator.groups(["a_0_0", "a_1_0", "b_0_0", "pad_0_0"])
+def test_a_prompt_with_a_failed_session_is_compared_with_what_it_has():
+    """verl keeps such groups and goes on: a run on many machines must not end with one session."""
+    keys = ["b_0_0", "a_0_0", "a_1_0", "a_3_0", "b_1_0", "b_2_0", "b_3_0", "pad_0_0"]
+    scores = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 5.0])
+    bonus = torch.tensor([0.1, 0.2, 0.6, 0.1, 0.3, 0.0, 0.0, 9.0])
+    rows, group, _ = estimator.groups(keys)
+    assert group == 4
+    assert rows.tolist() == [1, 2, 3, -1, 0, 4, 5, 6]
+    told = estimator.Told(make_advantage("maxrl"), keys, 0, 1, scores=scores)
+    got = estimator.per_trajectory(told, scores + bonus)
+    of_a = [
+        2 + 0.2 - 0.3,
+        -1 + 0.6 - 0.3,
+        -1 + 0.1 - 0.3,
+    ]  # (r − p)/p with p = 1/3, and the bonus minus its mean of three
+    of_b = [-1 + 0.0, 1 / 3 + 0.2, 1 / 3 - 0.1, 1 / 3 - 0.1]
+    assert got.tolist() == pytest.approx([of_b[0], *of_a, *of_b[1:], 0.0], abs=1e-6)
+    told = estimator.Told(make_advantage("coverage"), keys, 0, 1, answers=["x", "y", None, None, "z", "z", "w", None])
+    assert torch.isfinite(estimator.per_trajectory(told, scores)).all()
 
 
 # ---- what is refused when the trainer is built ---------------------------------------------------------------------

@@ -5,7 +5,6 @@ trainer says the rest for the time of the call (``told``). With the KL in verl's
 β·bonus minus its group's mean is added to what it answers: the same sum as in our trainer for TRL.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import register_adv_est
 
 from sage_rlvr.advantage import Advantage
-from sage_rlvr.errors import Failed, UserError
+from sage_rlvr.errors import UserError
 from sage_rlvr.integrations.verl import ESTIMATOR, MODE
 from sage_rlvr.integrations.verl.shape import is_padding
 
@@ -72,41 +71,42 @@ def per_trajectory(batch: Told, paid: Tensor) -> Tensor:
             "a reward is NaN, and verl's rewards are numbers: let the reward function answer 0 where it cannot judge."
         )
 
-    def of(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x[rows]
+    there = rows >= 0
 
+    def of(x: Tensor) -> Tensor:
+        return torch.where(there, x[rows].float(), torch.nan)
+
+    known = {"logps": batch.logps, "ref_logps": batch.ref_logps, "lengths": batch.lengths}
     shaped = batch.advantage(
-        scores[rows], group, logps=of(batch.logps), ref_logps=of(batch.ref_logps), lengths=of(batch.lengths),
-        answers=None if batch.answers is None else [batch.answers[i] for i in rows.tolist()],
+        of(scores), group, **{name: of(x) for name, x in known.items() if x is not None},
+        answers=None if batch.answers is None else [batch.answers[i] if i >= 0 else None for i in rows.tolist()],
         step=batch.step, max_steps=batch.max_steps,
     )  # fmt: skip
     if batch.scores is not None:
-        bonus = (paid - batch.scores)[rows].view(-1, group)
-        shaped = shaped + (bonus - bonus.mean(1, keepdim=True)).reshape(-1)
+        bonus = of(paid - batch.scores).view(-1, group)
+        shaped = shaped + (bonus - bonus.nanmean(1, keepdim=True)).reshape(-1)
     return torch.where(place < 0, 0.0, shaped[place])
 
 
 def groups(keys: Sequence[str]) -> tuple[Tensor, int, Tensor]:
     """(P·G,) the rows that are compared, a prompt's together; G; and for each trajectory its place among them, −1 for padding.
 
-    As in verl's GRPO the last output of a session stands for the session, and the others get its advantage.
+    As in verl's GRPO the last output of a session stands for the session, and the others get its advantage. verl goes on where a
+    session failed: such a prompt has fewer completions, and row −1 in the place of each that is missing.
     """
     last: dict[tuple[str, int], tuple[int, int]] = {}  # (uid, session) → (output, row)
     for row, key in enumerate(keys):
         uid, session, output = key.rsplit("_", 2)
         if not is_padding(uid):
             last[uid, int(session)] = max(last.get((uid, int(session)), (-1, -1)), (int(output), row))
-    order = sorted(last)
-    sizes = Counter(uid for uid, _ in order)
-    few, most = min(sizes.items(), key=lambda one: one[1]), max(sizes.values())
-    if few[1] != most:
-        raise Failed(
-            f"sage.advantage compares groups of one size, and prompt {few[0]} has {few[1]} completions where others have {most}: "
-            "a session of verl's failed (its log says why); resume from the last checkpoint."
-        )
-    place = {session: i for i, session in enumerate(order)}
+    of_prompt: dict[str, list[tuple[str, int] | None]] = {}
+    for one in sorted(last):
+        of_prompt.setdefault(one[0], []).append(one)
+    most = max(map(len, of_prompt.values()))
+    order = [one for sessions in of_prompt.values() for one in [*sessions, *[None] * (most - len(sessions))]]
+    place = {one: i for i, one in enumerate(order) if one is not None}
     each = [place.get((uid, int(session)), -1) for uid, session, _ in (key.rsplit("_", 2) for key in keys)]
-    return torch.tensor([last[session][1] for session in order]), most, torch.tensor(each)
+    return torch.tensor([-1 if one is None else last[one][1] for one in order]), most, torch.tensor(each)
 
 
 def mean_per_token(x: Tensor, mask: Tensor) -> Tensor:
