@@ -21,8 +21,8 @@ import numpy as np
 from sage_rlvr.analysis.figures import patterns_figure, perplexity_figure
 from sage_rlvr.analysis.patterns import Frequency, TaskPatterns
 from sage_rlvr.analysis.perplexity import thresholds
-from sage_rlvr.metrics import Interval, bootstrap_interval
 from sage_rlvr.report.style import Figure
+from sage_rlvr.stats.intervals import Interval, bootstrap_interval
 from sage_rlvr.study.against import MEAN, Drawn, Standing, detectable, draw
 from sage_rlvr.study.distance import Excess, excesses, like_for_like, read_runs
 from sage_rlvr.study.distance_figure import draw_distance

@@ -1,16 +1,13 @@
-"""pass@k, majority, support and intervals: what is said about samples, on NumPy alone."""
+"""pass@k, majority and support: what is said about samples, on NumPy alone. Intervals: stats/intervals.py."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from sage_rlvr.errors import UserError
-
-KEPT = 16_000_000  # problems × resamples whose draws are kept: 32 MB
 
 
 def pass_at_k(n: ArrayLike, c: ArrayLike, k: ArrayLike) -> Any:
@@ -99,70 +96,3 @@ def support_metrics(base_solved: ArrayLike, trained_solved: ArrayLike) -> Suppor
 
 def _ratio(a: float, b: float) -> float:
     return a / b if b else float("nan")
-
-
-class Interval(NamedTuple):
-    """A mean over problems and its interval."""
-
-    mean: float
-    low: float
-    high: float
-
-
-def bootstrap_interval(
-    values: ArrayLike, other: ArrayLike | None = None, level: float = 0.95, resamples: int = 10_000, seed: int = 0
-) -> Interval:
-    """Bootstrap interval for the mean over problems; with ``other``, for the mean of the paired difference values − other.
-
-    Problems are resampled, samples within a problem are not: the interval says how far this mean would move with another
-    draw of problems like these. Rows are problems; a second axis (seeds, say) is averaged first. Percentiles are widened by
-    √(n/(n−1)), the bootstrap's known shortfall in small sets, and end at the least and the largest value: a mean lies between.
-    """
-    x = _per_problem("values", values)
-    if other is not None:
-        y = _per_problem("other", other)
-        if x.shape != y.shape:
-            raise UserError(
-                f"bootstrap_interval: {x.size} problems against {y.size}; a paired difference needs the same ones."
-            )
-        x = x - y
-    if not 0 < level < 1:
-        raise UserError(f"bootstrap_interval: level={level} must lie between 0 and 1.")
-    mean = float(x.mean())
-    if x.size == 1:
-        return Interval(mean, float("nan"), float("nan"))
-    means = _resampled_means(x, resamples, seed)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    widen = np.sqrt(x.size / (x.size - 1))
-    low, high = np.clip(mean + (np.array([low, high]) - mean) * widen, x.min(), x.max())
-    return Interval(mean, float(low), float(high))
-
-
-def _per_problem(field: str, values: ArrayLike) -> NDArray[np.float64]:
-    x = np.asarray(values, dtype=float)
-    if x.ndim == 0 or x.size == 0:
-        raise UserError(f"bootstrap_interval: {field} is empty or a single number; give one value a problem.")
-    if not np.isfinite(x).all():
-        raise UserError(f"bootstrap_interval: {field} holds NaN or inf; drop the problems that have no value first.")
-    return x.reshape(x.shape[0], -1).mean(1)
-
-
-def _resampled_means(x: NDArray[np.float64], resamples: int, seed: int) -> NDArray[np.float64]:
-    """What is drawn depends on the number of problems, not on their values: kept, where it is small, for the next k or run."""
-    if resamples * x.size <= KEPT:
-        return _times_drawn(x.size, resamples, seed) @ x / x.size
-    return np.concatenate([x[drawn].mean(1) for drawn in _draws(x.size, resamples, seed)])
-
-
-@lru_cache(maxsize=4)
-def _times_drawn(n: int, resamples: int, seed: int) -> NDArray[np.uint16]:
-    """(resamples, n): how often each problem is in each resample."""
-    rows = [np.bincount(row, minlength=n) for drawn in _draws(n, resamples, seed) for row in drawn]
-    return np.array(rows, np.uint16)
-
-
-def _draws(n: int, resamples: int, seed: int) -> Iterator[NDArray[np.int64]]:
-    """Resamples of n problems, a block at a time so that memory does not grow with their number."""
-    rng, block = np.random.default_rng(seed), max(1, KEPT // 4 // n)
-    for i in range(0, resamples, block):
-        yield rng.integers(0, n, (min(block, resamples - i), n))

@@ -13,7 +13,7 @@ from sage_rlvr.evaluate import figures, tables
 from sage_rlvr.evaluate.compare import AVERAGE, compare
 from sage_rlvr.evaluate.page import show_comparison, show_results
 from sage_rlvr.evaluate.results import Estimate, Results
-from sage_rlvr.metrics import bootstrap_interval
+from sage_rlvr.stats.intervals import bootstrap_interval
 from tests.evaluate.runs import as_counts, make_run, simulated
 
 

@@ -1,8 +1,8 @@
-"""metrics.py, evaluate/intervals.py and the studies' statistics."""
+"""metrics.py, stats/intervals.py and the studies' statistics."""
 
 from tests.mutants.mutant import within
 
-METRICS, BANDS, DRAWN = "tests/test_metrics.py", "tests/evaluate/test_bands.py", "tests/study/test_drawn.py"
+METRICS, BANDS, DRAWN = "tests/test_metrics.py", "tests/stats/test_bands.py", "tests/study/test_drawn.py"
 
 MUTANTS = [
     *within(
@@ -32,6 +32,10 @@ MUTANTS = [
             "srr, ndr = _ratio(p, p + s), _ratio(e, e + s)",
             "test_support_by_hand",
         ),
+    ),
+    *within(
+        "stats/intervals.py",
+        "tests/stats/test_bootstrap.py",
         (
             "the paired difference is turned around",
             "        x = x - y",
@@ -40,25 +44,15 @@ MUTANTS = [
         ),
         (
             "intervals are not widened by n/(n − 1)",
-            "widen = np.sqrt(x.size / (x.size - 1))",
-            "widen = 1.0",
+            "np.sqrt(size / (size - 1))",
+            "1.0",
             "test_kept_draws_are_those_of_plain_resampling",
         ),
         (
             "95% intervals leave out 5% on each side",
-            "np.quantile(means, [(1 - level) / 2, (1 + level) / 2])",
-            "np.quantile(means, [1 - level, level])",
+            "(seed,)), [(1 - level) / 2, (1 + level) / 2])",
+            "(seed,)), [1 - level, level])",
             "test_kept_draws_are_those_of_plain_resampling",
-        ),
-    ),
-    *within(
-        "evaluate/intervals.py",
-        "tests/evaluate/test_results.py",
-        (
-            "bands are not widened by P/(P − 1)",
-            "np.sqrt(size / (size - 1))",
-            "1.0",
-            "test_bands_are_the_bootstrap_of_metrics",
         ),
         (
             "the ends are those of all K numbers together",
@@ -68,15 +62,49 @@ MUTANTS = [
         ),
         (
             "all tasks are drawn alike",
-            "np.random.default_rng([seed, i])",
-            "np.random.default_rng([seed])",
+            "resamples, (seed, i))",
+            "resamples, (seed,))",
             f"{BANDS}::test_tasks_are_drawn_apart",
         ),
         (
             "the tasks' mean has the spread of their sum",
             "np.mean([d - c for d, c in zip(draws, centre)], axis=0)",
             "np.sum([d - c for d, c in zip(draws, centre)], axis=0)",
-            "test_bands_are_the_bootstrap_of_metrics",
+            "tests/evaluate/test_results.py::test_bands_are_the_bootstrap_of_metrics",
+        ),
+    ),
+    *within(
+        "stats/intervals.py",
+        "tests/stats/test_intervals.py",
+        (
+            "the residual is counted by both parts",
+            "max(seeds - residual, 0.0)",
+            "seeds",
+            "test_the_parts_by_hand",
+        ),
+        (
+            "seeds are taken as known",
+            "t_seeds**2 * self.seeds",
+            "0 * t_seeds",
+            "test_a_difference_lies_in_its_interval_as_often_as_it_says",
+        ),
+        (
+            "three seeds have the normal's tails",
+            "student(p, self.problem_df), student(p, self.seed_df)",
+            "student(p, self.problem_df), 1.96",
+            "test_the_parts_by_hand",
+        ),
+        (
+            "many comparisons take three seeds at their word",
+            "if level > 0.95:",
+            "if level > 1:",
+            "test_six_comparisons_at_once_are_wrong_once_in_twenty_at_most",
+        ),
+        (
+            "the slopes are half of what they are",
+            "/ (2 * step)",
+            "/ (4 * step)",
+            "test_a_linear_function_is_its_own_linearisation",
         ),
     ),
     *within(

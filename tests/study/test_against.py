@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.metrics import Interval
 from sage_rlvr.models import write_whole
+from sage_rlvr.stats.intervals import Interval
 from sage_rlvr.study.against import FEWEST, MEAN, Standing, detectable, draw, resampled
 from sage_rlvr.study.job import STATUS
 from sage_rlvr.study.plan import Study, open_folder

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from sage_rlvr.metrics import Interval
+from sage_rlvr.stats.intervals import Interval
 from sage_rlvr.study.frontier import Point, frontiers
 from sage_rlvr.study.frontier_figure import draw_frontier
 from sage_rlvr.study.matched import Pair, matched, pairs

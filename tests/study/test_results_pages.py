@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from sage_rlvr.evaluate.counts import LENGTH, counts_of
-from sage_rlvr.metrics import Interval
 from sage_rlvr.models import write_whole
+from sage_rlvr.stats.intervals import Interval
 from sage_rlvr.study.against import MEAN, Standing, draw
 from sage_rlvr.study.distance import excesses, read_runs
 from sage_rlvr.study.frontier import Frontier, Point, frontiers, read_families

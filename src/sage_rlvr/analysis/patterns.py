@@ -15,7 +15,7 @@ import numpy as np
 
 from sage_rlvr.analysis.verdicts import rows
 from sage_rlvr.errors import UserError
-from sage_rlvr.metrics import Interval, bootstrap_interval
+from sage_rlvr.stats.intervals import Interval, bootstrap_interval
 from sage_rlvr.store import SampleStore
 
 _NAME = r"(?:(?:\\\(|\$)\s*+)?[a-z](?:_\w++)?\b"  # a variable, perhaps in maths

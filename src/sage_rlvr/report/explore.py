@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 from rich.console import Console
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate.intervals import RESAMPLES
 from sage_rlvr.report.completions import COLUMNS, key_of, records
 from sage_rlvr.report.data import finite
 from sage_rlvr.report.find import EvalRun, Found, find_runs
 from sage_rlvr.report.page import live_page
 from sage_rlvr.report.traces import Key, Traces, belongs
+from sage_rlvr.stats.intervals import RESAMPLES
 from sage_rlvr.store.samples import KEYS
 
 HOST = "127.0.0.1"

@@ -16,10 +16,10 @@ from markupsafe import Markup
 from rich.console import Console
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate.intervals import RESAMPLES
 from sage_rlvr.report.completions import choose, in_reading_order
 from sage_rlvr.report.data import finite, page_data
 from sage_rlvr.report.find import Found, find_runs
+from sage_rlvr.stats.intervals import RESAMPLES
 
 LIMIT = 19_000_000  # bytes of the page
 SCRIPTS = (

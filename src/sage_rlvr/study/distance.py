@@ -17,7 +17,8 @@ import numpy as np
 
 from sage_rlvr.evaluate.counts import TaskCounts, counts_of
 from sage_rlvr.files import read_lines
-from sage_rlvr.metrics import Interval, pass_at_k
+from sage_rlvr.metrics import pass_at_k
+from sage_rlvr.stats.intervals import Interval
 from sage_rlvr.study.frontier import DRAWS, interval, shares
 from sage_rlvr.study.plan import read_folder
 from sage_rlvr.study.run import finished_runs

@@ -13,7 +13,8 @@ import numpy as np
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.counts import TaskCounts, counts_of
-from sage_rlvr.metrics import Interval, pass_at_k
+from sage_rlvr.metrics import pass_at_k
+from sage_rlvr.stats.intervals import Interval
 from sage_rlvr.study.plan import read_folder
 from sage_rlvr.study.run import finished_runs
 from sage_rlvr.study.table import common_problems

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sage_rlvr.metrics import Interval
+from sage_rlvr.stats.intervals import Interval
 from sage_rlvr.study.frontier import DRAWS, Point, drawn, ends, frontier_at, interval, means
 
 ASTRAY = 0.1  # share of draws outside of the frontier, above which a point is not judged

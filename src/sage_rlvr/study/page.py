@@ -12,9 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.metrics import Interval
 from sage_rlvr.models import write_whole
 from sage_rlvr.report.page import build_report
+from sage_rlvr.stats.intervals import Interval
 from sage_rlvr.study.against import draw
 from sage_rlvr.study.distance import excesses, read_runs
 from sage_rlvr.study.distance_figure import draw_distance

@@ -10,7 +10,8 @@ import numpy as np
 
 from sage_rlvr.evaluate.counts import RIGHT, TaskCounts, counts_of
 from sage_rlvr.evaluate.estimates import rates
-from sage_rlvr.metrics import Interval, bootstrap_interval, pass_at_k
+from sage_rlvr.metrics import pass_at_k
+from sage_rlvr.stats.intervals import Interval, bootstrap_interval
 from sage_rlvr.study.plan import read_folder
 from sage_rlvr.study.run import finished_runs
 

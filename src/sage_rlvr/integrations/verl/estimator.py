@@ -77,11 +77,10 @@ def per_trajectory(batch: Told, paid: Tensor) -> Tensor:
         return torch.where(there, x[rows].float(), torch.nan)
 
     known = {"logps": batch.logps, "ref_logps": batch.ref_logps, "lengths": batch.lengths}
-    shaped = batch.advantage(
-        of(scores), group, **{name: of(x) for name, x in known.items() if x is not None},
-        answers=None if batch.answers is None else [batch.answers[i] if i >= 0 else None for i in rows.tolist()],
-        step=batch.step, max_steps=batch.max_steps,
-    )  # fmt: skip
+    given: dict[str, Any] = {name: of(x) for name, x in known.items() if x is not None}
+    if batch.answers is not None:
+        given["answers"] = [batch.answers[i] if i >= 0 else None for i in rows.tolist()]
+    shaped = batch.advantage(of(scores), group, **given, step=batch.step, max_steps=batch.max_steps)
     if batch.scores is not None:
         bonus = of(paid - batch.scores).view(-1, group)
         shaped = shaped + (bonus - bonus.nanmean(1, keepdim=True)).reshape(-1)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sage_rlvr.evaluate.intervals import bands
+from sage_rlvr.stats.intervals import bands
 
 
 def test_a_band_ends_where_its_own_numbers_do():

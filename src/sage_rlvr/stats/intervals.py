@@ -1,0 +1,267 @@
+"""Every interval of the project: how far a number would move with other problems, and with other seeds. NumPy alone.
+
+Two rules. Of **one run** (an evaluation) only the problems could have been others: ``bootstrap_interval``, and ``bands`` for many
+numbers at once. Of **a study** the seeds could have been others too: ``crossed``, on tables (seeds, problems). There the variance
+of the mean is
+
+    problems: variance of the problems' means (over seeds) / P        σ_P²/P + σ²/(S·P)
+    + seeds:  variance of the seeds' means (over problems) / S        σ_S²/S + σ²/(S·P)
+    − residual: what is left in a cell / (S·P)                        σ²/(S·P), which both have counted
+
+A two-way bootstrap counts the residual three times: its intervals are too wide, by half in the first studies. Each part is as
+sure as it has degrees of freedom: the half-width is √(t²·problems + t²·seeds), each t Student's with that part's own freedom
+(Howe, JASA 1974). Simulated studies (3 to 10 seeds, seed sd .005 to .05, rates and 0/1) lie within it 93 to 97 times in 100.
+Levels above 95%, which many comparisons at once need, take the wider of that and Satterthwaite's t for the whole variance: three
+seeds that happen to agree would else be taken at their word too often. With one seed there is no seeds' part: the interval is
+over problems alone, and says nothing of training again.
+
+``linearised``: the same for a smooth function of many arms' means, a gain over a curve for instance.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sage_rlvr.errors import UserError
+
+FEWEST = 3  # seeds on either side, below which nothing is called better
+RESAMPLES = 10_000
+KEPT = 16_000_000  # problems × resamples whose draws are kept: 32 MB
+NODES = 40  # of the Gauss–Legendre rule under Student's distribution: 1e-9 from df 1 to the normal
+MOST = 1e6  # degrees of freedom; beyond it Student's is the normal to seven digits
+
+
+class Interval(NamedTuple):
+    """A number and its interval (nan where there is none: one problem)."""
+
+    mean: float
+    low: float
+    high: float
+
+
+# ---- a study: seeds and problems -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number and the two parts of its variance, each with the degrees of freedom it is known with."""
+
+    mean: float
+    problems: float  # the residual included
+    problem_df: float
+    seeds: float = 0.0  # what seeds add beyond the residual; 0 with one seed
+    seed_df: float = MOST
+    seed_square: float = 0.0  # variance of the mean by the seeds' means alone: seeds and residual
+
+    @property
+    def error(self) -> float:
+        return math.sqrt(self.problems + self.seeds)
+
+    def interval(self, level: float = 0.95, within: tuple[float, float] | None = None) -> Interval:
+        """``within``: where the number must lie, (0, 1) for a rate."""
+        _check_level(level)
+        if not self.problem_df > 0:  # one problem
+            return Interval(self.mean, float("nan"), float("nan"))
+        p = (1 + level) / 2
+        t_problems, t_seeds = student(p, self.problem_df), student(p, self.seed_df)
+        half = math.sqrt(t_problems**2 * self.problems + t_seeds**2 * self.seeds)
+        if level > 0.95:
+            half = max(half, self._satterthwaite(p))
+        low, high = self.mean - half, self.mean + half
+        if within is not None:
+            low, high = max(low, within[0]), min(high, within[1])
+        return Interval(self.mean, low, high)
+
+    def _satterthwaite(self, p: float) -> float:
+        whole = max(self.problems + self.seeds, self.seed_square)
+        doubt = self.problems**2 / self.problem_df + self.seed_square**2 / self.seed_df
+        return student(p, whole**2 / doubt if doubt > 0 else MOST) * math.sqrt(whole)
+
+
+def crossed(*tasks: Sequence[ArrayLike]) -> Estimate:
+    """The sum of the means of all tables. A task is a list of tables (seeds, problems), one an arm: its arms share its problems;
+    an arm, at the same place in every task, has seeds of its own, the same models on every task.
+
+    ``crossed([x])`` is an arm's mean; ``crossed([x, -y])`` an arm minus another; ``crossed([x / 2, -y / 2], [u / 2, -v / 2])``
+    the same on the mean of two tasks.
+    """
+    tables = [[_table(x) for x in arms] for arms in tasks]
+    mean = sum(float(x.mean()) for arms in tables for x in arms)
+    of_tasks = [sum(x.mean(0) for x in arms) for arms in tables]  # (problems,) each
+    spread = [float(np.var(col, ddof=1)) / col.size if col.size > 1 else float("nan") for col in of_tasks]
+    problems, problem_df = _together(spread, [col.size - 1 for col in of_tasks])
+    over_seeds = [sum(x.mean(1) for x in own) for own in zip(*tables)]  # (seeds,) an arm
+    many = [row for row in over_seeds if row.size > 1]
+    seeds, seed_df = _together([float(np.var(row, ddof=1)) / row.size for row in many], [row.size - 1 for row in many])
+    residual = sum(_residual(x) for arms in tables for x in arms)
+    return Estimate(mean, problems, problem_df, max(seeds - residual, 0.0), seed_df, seeds)
+
+
+def _table(x: ArrayLike) -> NDArray[np.float64]:
+    table = np.asarray(x, dtype=float)
+    if table.ndim != 2 or not table.size:
+        raise UserError(
+            f"crossed: a table of shape {table.shape}; give one number a seed and problem, (seeds, problems)."
+        )
+    if not np.isfinite(table).all():
+        raise UserError("crossed: a table holds NaN or inf; drop the problems that have no value first.")
+    return table
+
+
+def _residual(x: NDArray[np.float64]) -> float:
+    """Of a table (S, P): the variance of what neither seed nor problem explains, / (S·P)."""
+    s, p = x.shape
+    if s == 1 or p == 1:
+        return 0.0
+    left = x - x.mean(0) - x.mean(1)[:, None] + x.mean()
+    return float((left**2).sum()) / ((s - 1) * (p - 1)) / (s * p)
+
+
+def _together(parts: Sequence[float], freedom: Sequence[float]) -> tuple[float, float]:
+    """The sum of independent mean squares and its degrees of freedom (Satterthwaite)."""
+    total = float(sum(parts))
+    doubt = sum(v**2 / f for v, f in zip(parts, freedom) if f > 0)
+    if any(f < 1 for f in freedom):
+        return total, 0.0
+    return total, total**2 / doubt if doubt > 0 else MOST
+
+
+def linearised(
+    of: Callable[[NDArray[np.float64]], NDArray[np.float64]], arms: Sequence[ArrayLike], step: float = 1e-6
+) -> Estimate:
+    """``of`` the arms' means, (..., arms, K) → (...,), where ``arms`` holds tables (K, seeds, problems) over the same problems.
+
+    A small change of a mean moves ``of`` by its slope: the number varies as the sum of the arms' numbers, each times its slopes.
+    """
+    tables = [np.asarray(x, dtype=float) for x in arms]
+    at = np.stack([x.mean((1, 2)) for x in tables])  # (arms, K)
+    steps = step * np.eye(at.size).reshape(at.size, *at.shape)
+    slopes = ((of(at + steps) - of(at - steps)) / (2 * step)).reshape(at.shape)
+    found = crossed([np.tensordot(slope, x, 1) for slope, x in zip(slopes, tables)])
+    return replace(found, mean=float(of(at)))
+
+
+def student(p: float, df: float) -> float:
+    """The quantile p > 1/2 of Student's distribution. t = √df·tan θ has the density ∝ cos(θ)^(df−1) in θ."""
+    return _student(float(p), float(np.clip(df, 1.0, MOST)))
+
+
+@lru_cache(maxsize=4096)
+def _student(p: float, df: float) -> float:
+    nodes, weights = np.polynomial.legendre.leggauss(NODES)
+    whole = math.sqrt(math.pi) * math.exp(math.lgamma(df / 2) - math.lgamma((df + 1) / 2))  # over all θ
+    low, high = 0.0, math.pi / 2
+    while high - low > 1e-13 * high:
+        middle = (low + high) / 2
+        mass = middle / 2 * float(np.cos(middle * (nodes + 1) / 2) ** (df - 1) @ weights) / whole
+        low, high = (low, middle) if mass > p - 0.5 else (middle, high)
+    return math.sqrt(df) * math.tan(low)
+
+
+# ---- one run: problems alone ---------------------------------------------------------------------------------------
+
+
+def bootstrap_interval(
+    values: ArrayLike, other: ArrayLike | None = None, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
+) -> Interval:
+    """Bootstrap interval for the mean over problems; with ``other``, for the mean of the paired difference values − other.
+
+    Problems are resampled, samples within a problem are not: the interval says how far this mean would move with another
+    draw of problems like these. Rows are problems; a second axis (samples, say) is averaged first. Percentiles are widened by
+    √(n/(n−1)), the bootstrap's known shortfall in small sets, and end at the least and the largest value: a mean lies between.
+    """
+    x = _per_problem("values", values)
+    if other is not None:
+        y = _per_problem("other", other)
+        if x.shape != y.shape:
+            raise UserError(
+                f"bootstrap_interval: {x.size} problems against {y.size}; a paired difference needs the same ones."
+            )
+        x = x - y
+    _check_level(level)
+    mean = float(x.mean())
+    if x.size == 1:
+        return Interval(mean, float("nan"), float("nan"))
+    low, high = np.quantile(_widened(x[:, None], resamples, (seed,)), [(1 - level) / 2, (1 + level) / 2])
+    return Interval(mean, float(low), float(high))
+
+
+def _check_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise UserError(f"level={level} must lie between 0 and 1: 0.95 for a 95% interval.")
+
+
+def _per_problem(field: str, values: ArrayLike) -> NDArray[np.float64]:
+    x = np.asarray(values, dtype=float)
+    if x.ndim == 0 or x.size == 0:
+        raise UserError(f"bootstrap_interval: {field} is empty or a single number; give one value a problem.")
+    if not np.isfinite(x).all():
+        raise UserError(f"bootstrap_interval: {field} holds NaN or inf; drop the problems that have no value first.")
+    return x.reshape(x.shape[0], -1).mean(1)
+
+
+@dataclass(frozen=True)
+class Bands:
+    """For each of K numbers: the mean over problems, and its interval (nan where there is one problem)."""
+
+    mean: np.ndarray  # (K,)
+    low: np.ndarray
+    high: np.ndarray
+
+
+def bands(
+    tables: Sequence[np.ndarray], level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[list[Bands], Bands]:
+    """``bootstrap_interval`` for ``tables`` (problems, K) a task: each task's bands, and those of the mean of the tasks' means.
+
+    Problems are resampled within their task. The K numbers of a task share each resample, so this is one matrix product.
+    """
+    _check_level(level)
+    draws = [_widened(x, resamples, (seed, i)) for i, x in enumerate(tables)]  # (R, K) each
+    centre = [x.mean(0) for x in tables]
+    mean, spread = np.mean(centre, axis=0), np.mean([d - c for d, c in zip(draws, centre)], axis=0)
+    each = [_band(c, d - c, level) for c, d in zip(centre, draws)]
+    return each, _band(mean, spread, level)
+
+
+def _band(mean: np.ndarray, spread: np.ndarray, level: float) -> Bands:
+    low, high = np.quantile(spread, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return Bands(mean, mean + low, mean + high)
+
+
+def _widened(x: NDArray[np.float64], resamples: int, seed: tuple[int, ...]) -> NDArray[np.float64]:
+    """Means of resampled problems (R, K), widened about the mean, as far as the values reach; nan for one problem. What is drawn
+    depends on the number of problems, not on their values: kept, where it is small, for the next k or run."""
+    size = x.shape[0]
+    if size == 1:
+        return np.full((resamples, x.shape[1]), np.nan)
+    if resamples * size <= KEPT:
+        out = _times_drawn(size, resamples, seed) @ x / size
+    else:
+        out = np.concatenate([_counted(drawn, size) @ x / size for drawn in _draws(size, resamples, seed)])
+    centre: Any = x.mean(0)
+    return np.clip(centre + (out - centre) * np.sqrt(size / (size - 1)), x.min(0), x.max(0))
+
+
+@lru_cache(maxsize=4)
+def _times_drawn(n: int, resamples: int, seed: tuple[int, ...]) -> NDArray[np.uint16]:
+    """(resamples, n): how often each problem is in each resample."""
+    return np.concatenate([_counted(drawn, n).astype(np.uint16) for drawn in _draws(n, resamples, seed)])
+
+
+def _counted(drawn: NDArray[np.int64], n: int) -> NDArray[np.int64]:
+    rows = len(drawn)
+    return np.bincount((drawn + n * np.arange(rows)[:, None]).reshape(-1), minlength=rows * n).reshape(rows, n)
+
+
+def _draws(n: int, resamples: int, seed: tuple[int, ...]) -> Iterator[NDArray[np.int64]]:
+    """Resamples of n problems, a block at a time so that memory does not grow with their number."""
+    rng = np.random.default_rng(seed if len(seed) > 1 else seed[0])
+    block = max(1, KEPT // 8 // n)
+    for i in range(0, resamples, block):
+        yield rng.integers(0, n, (min(block, resamples - i), n))
