@@ -50,6 +50,7 @@ def test_packaged_studies_are_whole(tmp_path):
         "frontier",
         "confirm",
         "gsm8k_gate",
+        "hard",
         "qwen1.5b",
         "qwen1.5b_look",
         "table1",
