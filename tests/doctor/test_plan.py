@@ -23,6 +23,7 @@ from sage_rlvr.head import functions, tiles
 from sage_rlvr.models import scratch_model
 from sage_rlvr.study.plan import load_study
 from sage_rlvr.train.run import parse
+from tests.paths import python_path
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = [
@@ -51,7 +52,7 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def measured(place):
     """Peak bytes of each run, all at once, each in its own process."""
-    env = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    env = os.environ | {"PYTHONPATH": python_path(), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     started = {}
     for name, flags in RUNS.items():
         command = [sys.executable, "-m", "tests.doctor.run_measured", *SETTINGS, *flags, "--output_dir", f"run-{name}"]

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.paths import python_path
+
 from . import keeping, tiny
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +25,7 @@ def launch(processes, folder, cases, env=None, **job):
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     command += ["-m", "tests.train.run_pair", json.dumps(job)]
     quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    env = os.environ | quiet | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"} | (env or {})
+    env = os.environ | quiet | {"PYTHONPATH": python_path()} | (env or {})
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     saved = torch.load(save, weights_only=True)

@@ -18,6 +18,7 @@ from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu
 from sage_rlvr import SAGEConfig, SAGETrainer, UserError, cli
 from sage_rlvr.train import launch
 from sage_rlvr.train.checkpoint import load_state
+from tests.paths import python_path
 
 from . import tiny
 
@@ -147,13 +148,13 @@ def test_gpus_go_through_accelerate_one_process_each(monkeypatch, gpus, tmp_path
 
 @pytest.mark.parametrize("code", [0, 7])
 def test_exit_codes_pass_through(tmp_path, monkeypatch, code):
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT}")
+    monkeypatch.setenv("PYTHONPATH", python_path())
     assert launch.launch([str(code), str(tmp_path)], "cpu", 2, module="tests.train.run_exit") == code
     assert [p.read_text().split()[:3] for p in sorted(tmp_path.iterdir())] == [["2", "2", "true"]] * 2
 
 
 def started(argv, cwd, **kwargs):
-    env = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    env = os.environ | {"PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, *argv], cwd=cwd, env=env, **pipes, **kwargs)
 

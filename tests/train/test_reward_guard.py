@@ -18,6 +18,7 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.tasks import expressions, task_reward
 from sage_rlvr.train import SAGEConfig, reward_guard
 from sage_rlvr.train.checkpoint import last_complete
+from tests.paths import python_path
 
 from . import tiny
 
@@ -238,7 +239,7 @@ def test_all_ranks_stop_together(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command += ["-m", "tests.train.run_reward", json.dumps(job)]
     quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    env = os.environ | quiet | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    env = os.environ | quiet | {"PYTHONPATH": python_path()}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     expected = {
