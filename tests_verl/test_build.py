@@ -134,8 +134,13 @@ REFUSED = {  # overrides → what the sentence names: the field, and the mend
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_work_is_refused_when_the_trainer_is_built(name, toy):
     overrides, named = REFUSED[name]
+    refused(toy(*overrides), named)
+
+
+def refused(config, named):
+    """By one sentence that has each of these parts."""
     with pytest.raises(UserError) as error:
-        build(toy(*overrides))
+        build(config)
     said = str(error.value)
     assert "\n" not in said
     for part in named:

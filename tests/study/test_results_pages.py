@@ -85,6 +85,7 @@ def script(monkeypatch, capsys):
     """Runs benchmarks/results.py in this process: (exit code, what it printed)."""
 
     def run(*args):
+        monkeypatch.syspath_prepend(SCRIPT.parent)  # as Python itself does for a script
         monkeypatch.setattr(sys, "argv", ["results.py", *map(str, args)])
         with pytest.raises(SystemExit) as end:
             runpy.run_path(str(SCRIPT), run_name="__main__")

@@ -75,7 +75,7 @@ class Credit:
         output["sage_rewards"] = self.rewards[output["sage_rows"]]
         if self.plain:
             return
-        needs, mask = self.advantage.needs, counted(output)
+        needs, mask = self.advantage.needs, rollouts.counted(output)
         output["sage_lengths"] = mask.sum(1)
         if "logps" in needs:
             output["sage_mean_logps"] = mean_logps(self.trainer.sampled(output)[0], mask)
@@ -157,11 +157,6 @@ class Credit:
         mode = "train" if trainer.model.training else "eval"
         for name, value in measure.bonus(task, scaled, mask, accelerator).items():
             trainer._metrics[mode][name].append(value)
-
-
-def counted(output: dict[str, Any]) -> Tensor:
-    """(B, T) 1 where a token counts."""
-    return output["completion_mask"] * output.get("tool_mask", 1)
 
 
 def mean_logps(logps: Tensor, mask: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sage_rlvr.errors import Diverged
 from sage_rlvr.train.checkpoint import last_complete
+from sage_rlvr.train.rollouts import counted
 
 IN_TRL = ("k3", "k3+")  # estimators TRL computes itself, from the shaped reference
 
@@ -37,8 +38,7 @@ class LossLens:
 
     def __init__(self, trainer: Any, inputs: dict[str, Any], shaped: dict[str, Any]):
         self.trainer, self.inputs, self.shaped = trainer, inputs, shaped
-        mask = inputs["completion_mask"]
-        self.mask = mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
+        self.mask = counted(inputs)
         self.ref: Any = inputs.get("ref_per_token_logps")
         self.logps: Tensor | None = None
         self.entropies: Tensor | None = None

@@ -15,7 +15,7 @@ from accelerate.utils import DistributedType
 from torch import Tensor
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.train import measure
+from sage_rlvr.train import measure, rollouts
 from sage_rlvr.train.config import WEIGHTS
 from sage_rlvr.train.packing import Lengths, cut, into, lengths, most_of, take
 from sage_rlvr.train.token_credit import PULL
@@ -80,7 +80,7 @@ def _say_over_budget(trainer: Any, widest: int) -> None:
 def rows_that_weigh(inputs: dict[str, Any], penalty_in_loss: bool) -> Tensor:
     """(B,) False where a row adds nothing to loss or gradient: no counted token; or advantage 0 throughout and no token pulled
     back, where that is all that the loss has."""
-    counted = _counted_mask(inputs)
+    counted = rollouts.counted(inputs).bool()
     weighs = counted.any(1)
     if not penalty_in_loss:
         advantages = inputs["advantages"]  # (B,) or (B, T)
@@ -89,10 +89,6 @@ def rows_that_weigh(inputs: dict[str, Any], penalty_in_loss: bool) -> Tensor:
             pushed = pushed | (inputs[PULL] != 0).any(1)
         weighs = weighs & pushed
     return weighs
-
-
-def _counted_mask(inputs: dict[str, Any]) -> Tensor:
-    return (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
 
 
 @contextmanager
@@ -121,7 +117,7 @@ class Tally:
 
     def __init__(self, trainer: Any, inputs: dict[str, Any]):
         self.trainer, self.rows = trainer, len(inputs["completion_mask"])
-        self.row_tokens: list[int] = _counted_mask(inputs).sum(1).tolist()
+        self.row_tokens: list[int] = rollouts.counted(inputs).bool().sum(1).tolist()
         self.tokens = sum(self.row_tokens)
         # one clip decision a sequence, so that TRL's mean is over rows
         self.clips_rows = trainer.importance_sampling_level == "sequence" and inputs["advantages"].dim() == 1

@@ -66,6 +66,11 @@ def tokenizer_in_generate(model: Any, tokenizer: Any) -> Iterator[None]:
             model.generate = own
 
 
+def counted(batch: dict[str, Any]) -> Tensor:
+    """(B, T) 1 where a token counts: the completion's, and not a tool's."""
+    return batch["completion_mask"] * batch.get("tool_mask", 1)
+
+
 # ---- what a guide sees that looks across rows ------------------------------------------------------------------------
 
 

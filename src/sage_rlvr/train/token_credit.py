@@ -13,6 +13,7 @@ from sage_rlvr.advantage import TokenAdvantage, Tokens
 from sage_rlvr.anchor import noise
 from sage_rlvr.errors import UserError
 from sage_rlvr.train.lens import check_finite
+from sage_rlvr.train.rollouts import counted
 
 PULL, BORN = "sage_pull", "sage_born"  # (B, T) KL-Cov's coefficients; the step at which the batch was sampled
 
@@ -43,7 +44,7 @@ def assign(trainer: Any, output: dict[str, Any]) -> None:
     if part is None:
         return
     logps, entropies = trainer.sampled(output)
-    mask = output["completion_mask"] * output.get("tool_mask", 1)
+    mask = counted(output)
     check_finite({"log-probs": logps, "entropies": entropies}, mask, trainer)
     given = (
         output["advantages"] if output["advantages"].dim() == 2 else output["advantages"][:, None].expand(mask.shape)

@@ -29,7 +29,7 @@ from sage_rlvr.train.callbacks import LogFile, OnPolicy, PaidToRamble, ProgressL
 from sage_rlvr.train.card import describe
 from sage_rlvr.train.casts import keep_inputs
 from sage_rlvr.train.config import SAGEConfig
-from sage_rlvr.train.credit import Credit, counted
+from sage_rlvr.train.credit import Credit
 from sage_rlvr.train.dropout import active_dropout, disable_dropout
 from sage_rlvr.train.generation import GeneratingTrainer, llm_with_room, own_port
 from sage_rlvr.train.lens import IN_TRL, LossLens, RolloutLens, check_finite
@@ -191,7 +191,7 @@ class SAGETrainer(GeneratingTrainer):
         self.count_items(output)
 
     def count_items(self, output: dict[str, Any]) -> None:
-        output["num_items_in_batch"] = self.accelerator.gather(counted(output).sum()).sum()
+        output["num_items_in_batch"] = self.accelerator.gather(rollouts.counted(output).sum()).sum()
 
     # ---- the guide -------------------------------------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ class SAGETrainer(GeneratingTrainer):
         credit, center = self.estimator == "k1-reward", self.args.guide_center == "batch"
         if logps is None or not (credit or (self.guide is not None and self.args.guide_hold)):
             return
-        mask = counted(output)
+        mask = rollouts.counted(output)
         log_q = torch.zeros_like(logps)
         if self.guide is not None:
             log_q = self._log_q(output, logps, entropies, mask)
