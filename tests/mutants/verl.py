@@ -42,4 +42,26 @@ MUTANTS = [
             "test_the_batch_in_verls_hands_is_not_shaped",
         ),
     ),
+    *within(
+        "integrations/verl/estimator.py",
+        "tests_verl/test_advantage.py",
+        (
+            "a failed session counts as one without a bonus",
+            "bonus.nanmean(1, keepdim=True)",
+            "bonus.nan_to_num().mean(1, keepdim=True)",
+            "test_a_prompt_with_a_failed_session_is_compared_with_what_it_has",
+        ),
+        (
+            "another row stands in for a failed session",
+            "there = rows >= 0",
+            "there = rows >= -1",
+            "test_a_prompt_with_a_failed_session_is_compared_with_what_it_has",
+        ),
+        (
+            "padding is compared",
+            "if not is_padding(uid):",
+            "if True:",
+            "test_groups_put_a_prompts_sessions_together_by_their_last_output",
+        ),
+    ),
 ]
