@@ -30,6 +30,7 @@ ALL = {"base", "grpo-s0", "branch-s0"}
 
 
 def call(script, monkeypatch, *args):
+    monkeypatch.syspath_prepend(BENCHMARKS)  # as Python itself does for a script
     monkeypatch.setattr(sys, "argv", [script, *map(str, args)])
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(BENCHMARKS / script), run_name="__main__")
