@@ -241,9 +241,16 @@ def test_filters_and_search(opened):
     b.wait("return document.querySelector('.detail').textContent.includes('No completion fits')")
 
 
+def test_the_explorer_opens_on_a_traced_run(opened):
+    opened.show("explorer")
+    opened.wait("return document.querySelectorAll('.tokens span').length > 10")
+
+
 def test_plain_completions_say_how_to_make_traces(opened):
     b = opened
     b.show("explorer")
+    pick(b, "Run", "base/eval")
+    b.wait("return document.querySelector('#explorer .how') !== null")
     assert "sage-rlvr trace base/eval" in b.text("#explorer .how")
     assert len(b.text("#explorer .text")) > 50
 

@@ -19,6 +19,7 @@ from sage_rlvr.evaluate.counts import RIGHT, TaskCounts
 from sage_rlvr.evaluate.results import Estimate, Results, results
 from sage_rlvr.files import read_json
 from sage_rlvr.report.find import EvalRun, Found, TrainRun
+from sage_rlvr.report.standing import standing
 from sage_rlvr.stats.intervals import RESAMPLES
 
 VERSION = 1
@@ -54,6 +55,7 @@ def page_data(
         "absent": found.absent,
         "tasks": {t: support(t, found.evals) for t in tasks},
         "scores": scored,
+        "first": standing(found.evals, found.trains, level),
         "paired": _paired(found.evals, level, resamples),
         "training": curves(found.trains, first=len(found.evals)),
         "questions": questions(found.evals),

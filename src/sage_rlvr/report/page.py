@@ -25,6 +25,8 @@ LIMIT = 19_000_000  # bytes of the page
 SCRIPTS = (
     "parts.js",
     "charts.js",
+    "plane.js",
+    "first.js",
     "overview.js",
     "results.js",
     "curves.js",
@@ -33,7 +35,7 @@ SCRIPTS = (
     "explorer.js",
     "start.js",
 )
-STYLES = ("page.css", "explorer.css")
+STYLES = ("page.css", "first.css", "explorer.css")
 # < and > could end the element, & could begin an entity in XHTML, the line separators end a line in old JavaScript
 ESCAPES = {c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 

@@ -103,9 +103,16 @@ const verdictWord = (v) => (v === 1 ? "right" : v === 0 ? "wrong" : "unverifiabl
 const verdictMark = (v) =>
   el("span", { class: `verdict v-${verdictWord(v)}` }, { 1: "✓ right", 0: "✗ wrong" }[v] || "? unverifiable");
 
+/** The first traced run that a guide shaped, else the first traced one, else the first. */
+function opening() {
+  const traced = EVALS.filter((i) => DATA.traces?.[i]?.count),
+    guided = (i) => ![undefined, null, "none"].includes(DATA.traces[i].with?.guide);
+  return traced.find(guided) ?? traced[0] ?? EVALS[0];
+}
+
 class Explorer {
   constructor() {
-    this.state = { run: EVALS[0], task: null, problem: "", verdict: "", search: "", offset: 0 };
+    this.state = { run: opening(), task: null, problem: "", verdict: "", search: "", offset: 0 };
     this.view = { measure: "entropy", at: null };
     this.turn = 0;
     this.filters = el("div", { class: "filters" });

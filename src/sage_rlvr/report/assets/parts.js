@@ -128,13 +128,21 @@ const COLOURS = 8; // --run-0 … --run-7 in page.css; dashes tell apart what sh
 const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
 const shown = new Set([...EVALS.slice(0, SHOWN_AT_FIRST), ...TRAINS.slice(0, SHOWN_AT_FIRST)]);
 const watchers = [];
-const places = DATA.runs.map((r, run) => (EVALS.includes(run) ? EVALS.indexOf(run) : partner(run)));
+const variantOf = (run) => (DATA.first?.variants ?? []).findIndex((v) => v.runs.includes(run)); // its seeds share a colour
+const places = DATA.runs.map((r, run) => (EVALS.includes(run) ? tintOf(run) : partner(run)));
 const place = (run) => places[run];
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const colour = (run, tint = place(run)) => css(`--run-${tint % COLOURS}`);
 const dash = (run, tint = place(run)) => DASHES[Math.floor(tint / COLOURS) % DASHES.length];
 const visible = (runs) => runs.filter((run) => shown.has(run));
 const redraw = () => watchers.forEach((f) => f());
+
+/** Variants first, in their order; then what is in none of them. */
+function tintOf(run) {
+  const own = variantOf(run),
+    rest = EVALS.filter((e) => variantOf(e) < 0);
+  return own >= 0 ? own : (DATA.first?.variants.length ?? 0) + rest.indexOf(run);
+}
 
 /** A training run shares the colour of the evaluation of the same name, where there is one. */
 function partner(run) {
@@ -144,7 +152,7 @@ function partner(run) {
     const its = leaf(plainName(e));
     return its.some((part) => part === mine[mine.length - 1]) && its[0] === mine[0];
   });
-  return same >= 0 ? same : TRAINS.indexOf(run) + (EVALS.length ? 1 : 0);
+  return same >= 0 ? tintOf(EVALS[same]) : TRAINS.indexOf(run) + (EVALS.length ? 1 : 0);
 }
 
 function swatch(run, tint = place(run)) {

@@ -34,6 +34,7 @@ function themes() {
 
 const repaint = () => redraw(); // canvases hold their colours: they are drawn again
 
+firstScreen();
 overview();
 resultsTable();
 passCurves();

@@ -42,6 +42,7 @@ class SupportGrid {
   constructor(task, state) {
     this.task = task;
     this.state = state;
+    this.label = plainName;
     this.canvas = el("canvas", { tabindex: 0, role: "img" });
     this.names = el("div", { class: "grid-names", "aria-hidden": "true" });
     this.readout = el("p", { class: "readout", "aria-live": "polite" });
@@ -83,13 +84,14 @@ class SupportGrid {
       drawn = EVALS.filter((r) => t.first[r]);
     this.base = drawn.includes(state.base) ? state.base : drawn[0];
     this.budget = Math.min(state.budget, Math.max(...drawn.map((r) => drawnOf(task, r))));
-    this.runs = visible(drawn);
+    this.runs = state.runs ?? visible(drawn);
     const easy = t.problems.map((_, j) => drawn.reduce((sum, r) => sum + Math.max(0, t.rate[r][j] ?? 0), 0));
     this.order = t.problems.map((_, j) => j);
-    if (state.order === "hard") this.order.sort((a, b) => easy[b] - easy[a] || a - b);
+    if (state.order !== "task")
+      this.order.sort((a, b) => (easy[b] - easy[a]) * (state.order === "easy" ? 1 : -1) || a - b);
     this.figure.querySelector("figcaption").textContent =
       `${task}: ${number(t.problems.length)} problems, first ${number(this.budget)} samples`;
-    this.names.replaceChildren(...this.runs.map((r) => el("span", {}, swatch(r), el("bdi", {}, plainName(r)))));
+    this.names.replaceChildren(...this.runs.map((r) => el("span", {}, swatch(r), el("bdi", {}, this.label(r)))));
     this.summary();
     this.cursor = null;
     this.draw();
@@ -278,7 +280,8 @@ function supportGrids() {
       choice(
         "Problems",
         [
-          ["hard", "Easy to hard"],
+          ["hard", "Hardest first"],
+          ["easy", "Easiest first"],
           ["task", "As in the task"],
         ],
         "hard",

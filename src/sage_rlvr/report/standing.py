@@ -1,0 +1,344 @@
+"""The first screen: one row per variant, how it stands against the base and against GRPO, a verdict, and what is unhealthy.
+
+A variant is a run without its seed: ``branch-s0`` and ``branch-s1`` are two seeds of ``branch``. Differences are paired by
+problem. Their intervals are those of a study (stats/intervals.py): over seeds and problems; over problems alone with one seed.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.evaluate import estimates
+from sage_rlvr.evaluate.compare import AVERAGE
+from sage_rlvr.evaluate.counts import TaskCounts, shared
+from sage_rlvr.files import read_json
+from sage_rlvr.report.find import EvalRun, TrainRun
+from sage_rlvr.stats.intervals import FEWEST, Estimate, Interval, crossed
+
+SEEDED = re.compile(r"(.+)-s(\d+)")
+CHECKPOINT = re.compile(r"eval-\d+")  # an evaluation of earlier weights: a point of a path, not a variant
+FIFTH = 5  # health compares the last fifth of a log with the first
+TRUNCATED, IDLE, NO_VARIANCE = 0.2, 0.01, 0.8
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Runs of one recipe: ``runs`` and ``trains`` are numbers of the page's runs, one per seed."""
+
+    name: str
+    runs: list[int]
+    trains: list[int]
+    settings: dict[str, Any]  # of the first training; empty where there is none
+
+    @property
+    def words(self) -> str:
+        return anchor_words(self.settings) if self.trains else ""
+
+
+def standing(evals: Sequence[EvalRun], trains: Sequence[TrainRun], level: float = 0.95) -> dict[str, Any] | None:
+    """What the first screen shows; None where no complete evaluation shares a problem with the first."""
+    variants = variants_of(evals, trains)
+    runs = [evals[i] for v in variants for i in v.runs]
+    tasks = [t for t in (runs[0].counts.tasks if runs else {}) if all(t in r.counts.tasks for r in runs)]
+    groups: dict[str, list[list[TaskCounts]]] = {}
+    top = min((r.counts.tasks[t].n for r in runs for t in tasks), default=0)
+    for task in tasks:
+        found, _ = shared([r.counts for r in runs], task, top)
+        if found[0].problems:
+            groups[task] = _split(found, variants)
+    if not groups:
+        return None
+    if len(groups) > 1:
+        groups = {AVERAGE: [], **groups}
+    grpo = grpo_of(variants)
+    first = variants[0].name
+    references = {"base" if Path(first).name == "base" else first: 0} | ({"GRPO": grpo} if grpo else {})
+    shown = {
+        name: _group(
+            [by for t, by in groups.items() if t != AVERAGE and name in (t, AVERAGE)], variants, references, level
+        )
+        for name in groups
+    }
+    flags = [health(v, trains, len(evals)) for v in variants]
+    for group in shown.values():
+        for row, own in zip(group["rows"], flags):
+            row["flags"] = own + (
+                ["truncated"] if (row["truncated"] or 0) >= TRUNCATED and "truncated" not in own else []
+            )
+        group["verdict"] = {ref: verdict([v.name for v in variants], ref, at, group) for ref, at in references.items()}
+    return {
+        "variants": [{"name": v.name, "words": v.words, "runs": v.runs, "seeds": len(v.runs)} for v in variants],
+        "references": references,
+        "fewest": FEWEST,
+        "groups": shown,
+    }
+
+
+# ---- variants ------------------------------------------------------------------------------------------------------
+
+
+def variants_of(evals: Sequence[EvalRun], trains: Sequence[TrainRun]) -> list[Variant]:
+    """Complete evaluations by variant: the first evaluation's first, then in the study's order, or else as they come."""
+    out: dict[str, Variant] = {}
+    for i, run in enumerate(evals):
+        if run.status != "complete" or CHECKPOINT.fullmatch(run.folder.name):
+            continue
+        label = own_name(run.name)
+        seeded = SEEDED.fullmatch(label)
+        name = seeded[1] if seeded else label
+        train = next((t for t, x in enumerate(trains) if own_name(x.name) == label), None)
+        variant = out.setdefault(
+            name, Variant(name, [], [], trains[train].record.get("settings", {}) if train is not None else {})
+        )
+        variant.runs.append(i)
+        if train is not None:
+            variant.trains.append(len(evals) + train)
+    order = study_order(evals)
+    names = list(out)
+    names[1:] = sorted(names[1:], key=lambda name: order.get(Path(name).name, len(order)))
+    return [out[name] for name in names]
+
+
+def study_order(evals: Sequence[EvalRun]) -> dict[str, int]:
+    """Variant → its place in the study whose folder the evaluations lie in; empty where they lie in none."""
+    for record in dict.fromkeys(run.folder.parent.parent / "study.json" for run in evals):
+        try:
+            variants = read_json(record, variants=dict)["variants"]
+        except (OSError, UserError):
+            continue
+        return {name: i for i, name in enumerate(variants)}
+    return {}
+
+
+def own_name(name: str) -> str:
+    """``study/branch-s0/eval`` and ``study/branch-s0/train`` are both of ``study/branch-s0``."""
+    path = Path(name.removesuffix(" (training)"))
+    return str(path.parent) if path.name in ("eval", "train") and path.parent.name else str(path)
+
+
+def grpo_of(variants: Sequence[Variant]) -> int | None:
+    """The variant to hold others against: plain GRPO with a KL penalty, by its settings or else by its name."""
+    plain = [
+        i for i, v in enumerate(variants)
+        if v.trains and v.settings.get("guide", "none") == "none" and not v.settings.get("advantage") and v.settings.get("beta")
+    ]  # fmt: skip
+    named = [i for i, v in enumerate(variants) if i and Path(v.name).name == "grpo"]
+    return next(iter([i for i in plain if i in named] + named + [i for i in plain if i]), None)
+
+
+def anchor_words(settings: dict[str, Any]) -> str:
+    """Anchor and advantage in words: "branch guide, k3, β 0.05; rarity"."""
+    guide, beta = settings.get("guide") or "none", settings.get("beta")
+    ways = settings.get("advantage") or []
+    ways = [ways] if isinstance(ways, str) else list(ways)
+    if not beta:
+        anchor = "no KL"
+    else:
+        what = "π_ref" if guide == "none" else f"{guide} guide"
+        anchor = (
+            f"{what}, {settings.get('anchor_estimator') or 'k3'}, β {beta:g}" if isinstance(beta, int | float) else what
+        )
+    return "; ".join([anchor, *map(str, ways)])
+
+
+# ---- numbers -------------------------------------------------------------------------------------------------------
+
+
+def _split(found: Sequence[TaskCounts], variants: Sequence[Variant]) -> list[list[TaskCounts]]:
+    """One list per variant, of its runs."""
+    rest = iter(found)
+    return [[next(rest) for _ in v.runs] for v in variants]
+
+
+def _group(
+    tasks: list[list[list[TaskCounts]]], variants: Sequence[Variant], references: dict[str, int], level: float
+) -> dict[str, Any]:
+    """One task, or the mean of several. ``tasks``: by task, by variant, its runs on the shared problems."""
+    top = min(run.n for by in tasks for own in by for run in own)
+    ks = (1, top) if top > 1 else (1,)
+    tables = [[np.stack([estimates.pass_table(r, list(ks)) for r in own]) for own in by] for by in tasks]  # (S, P, K)
+    rows = []
+    for v in range(len(variants)):
+        own = {k: _crossed(tables, v, None, j) for j, k in enumerate(ks)}
+        minus = {
+            name: {k: _crossed(tables, v, at, j) for j, k in enumerate(ks)}
+            for name, at in references.items()
+            if at != v
+        }
+        runs = [by[v] for by in tasks]
+        rows.append(
+            {
+                "pass": {k: list(x.interval(level, within=(0, 1))) for k, x in own.items()},
+                "ticks": {
+                    k: np.mean([t[v][:, :, j].mean(1) for t in tables], axis=0).tolist() for j, k in enumerate(ks)
+                },
+                "minus": {name: {k: list(x.interval(level)) for k, x in by.items()} for name, by in minus.items()},
+                "judged": {
+                    name: {k: list(x.interval(_strict(level, len(variants), references[name]))) for k, x in by.items()}
+                    for name, by in minus.items()
+                },
+                **_support([by[0] for by in tasks], runs),
+                "distinct": _distinct(runs),
+                "truncated": _truncated(runs),
+            }
+        )
+    problems = sum(by[0][0].state.shape[0] for by in tasks)
+    return {"k": top, "problems": problems, "n": top, "rows": rows}
+
+
+def _strict(level: float, variants: int, at: int) -> float:
+    """The level of each interval so that all comparisons with one reference hold together (Bonferroni)."""
+    return 1 - (1 - level) / max(1, variants - 1 - (at > 0))
+
+
+def _crossed(tables: list[list[NDArray[np.float64]]], variant: int, minus: int | None, j: int) -> Estimate:
+    """A variant's mean over tasks, or its difference from another variant."""
+    share = 1 / len(tables)
+    return crossed(
+        *(
+            [by[variant][:, :, j] * share] + ([by[minus][:, :, j] * -share] if minus is not None else [])
+            for by in tables
+        )
+    )
+
+
+def _support(base: list[list[TaskCounts]], runs: list[list[TaskCounts]]) -> dict[str, float]:
+    """Problems that only the base, or only the variant, solves: mean over the variant's seeds."""
+    lost = gained = 0.0
+    for first, own in zip(base, runs):
+        before = first[0].rights > 0
+        lost += float(np.mean([(before & ~(r.rights > 0)).sum() for r in own]))
+        gained += float(np.mean([(~before & (r.rights > 0)).sum() for r in own]))
+    return {"lost": lost, "gained": gained}
+
+
+def _distinct(runs: list[list[TaskCounts]]) -> float | None:
+    """Distinct right solutions per problem; None where the task tells none apart."""
+    tables = [estimates.distinct_table(r, "solution") for own in runs for r in own]
+    known = [float(x.mean()) for x in tables if x is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _truncated(runs: list[list[TaskCounts]]) -> float | None:
+    cut = [estimates.rates(r).get("truncated") for own in runs for r in own]
+    known = [x for x in cut if x is not None]
+    return float(np.mean(known)) if known and len(known) == len(cut) else None
+
+
+# ---- words ---------------------------------------------------------------------------------------------------------
+
+
+def verdict(names: Sequence[str], ref: str, at: int, group: dict[str, Any]) -> list[str]:
+    """At most two sentences, by the rule of the studies: better means better on both numbers, with three seeds or more, and
+    intervals corrected for the number of variants."""
+    k, rows = group["k"], group["rows"]
+    others = [i for i in range(len(names)) if i not in (0, at)]
+    if not others and (at == 0 or len(names) == 1):
+        own = rows[0]["pass"]
+        return [
+            f"{names[0]}: pass@1 {_plain(own[1])}"
+            + (f", pass@{k} {_plain(own[k])}" if k > 1 else "")
+            + ". There is nothing to compare it with."
+        ]
+    if not others:
+        return [f"Only {names[at]} was trained: choose “against base”."]
+    seeds = min(len(rows[i]["ticks"][1]) for i in ([*others, at] if at else others))
+    what = "the base" if ref == "base" else names[at]
+    if seeds < FEWEST:
+        return [
+            f"Not judged: {seeds} seed{'s' * (seeds > 1)} per variant, and {FEWEST} are needed.",
+            _moves(names, rows, others, ref, "minus", k, f"In these runs, against {what}: "),
+        ]
+    better = [i for i in others if all(_judged(rows[i], ref, x).low > 0 for x in {1, k})]
+    if better:
+        best = max(better, key=lambda i: rows[i]["minus"][ref][k][0])
+        gains = ", ".join(f"pass@{x} {_signed(rows[best]['minus'][ref][x])}" for x in dict.fromkeys((1, k)))
+        more = (
+            f" So {'is' if len(better) == 2 else 'are'} {', '.join(names[i] for i in better if i != best)}."
+            if len(better) > 1
+            else ""
+        )
+        return [f"{names[best]} is better than {what} on both numbers: {gains}.", more.strip()]
+    return [
+        f"No variant is better than {what} on both pass@1 and pass@{k}.",
+        _moves(names, rows, others, ref, "judged", k, "Against it, "),
+    ]
+
+
+def _moves(names: Sequence[str], rows: list[Any], others: list[int], ref: str, which: str, k: int, lead: str) -> str:
+    """Which variants' intervals exclude 0, in one sentence."""
+    said = []
+    for x in dict.fromkeys((1, k)):
+        for word, side in (("higher", 1), ("lower", -1)):
+            moved = [names[i] for i in others if _side(Interval(*rows[i][which][ref][x])) == side]
+            if moved:
+                said.append(f"pass@{x} is {word} for {', '.join(moved)}")
+    return f"{lead}{'; '.join(said) or 'no difference is detected'}."
+
+
+def _judged(row: dict[str, Any], ref: str, k: int) -> Interval:
+    return Interval(*row["judged"][ref][k])
+
+
+def _side(x: Interval) -> int:
+    return 1 if x.low > 0 else -1 if x.high < 0 else 0
+
+
+def _plain(x: Sequence[float]) -> str:
+    mean, low, high = (f"{as_shown(v):.3f}" for v in x)
+    return f"{mean} [{low}, {high}]" if x[1] == x[1] else mean
+
+
+def _signed(x: Sequence[float]) -> str:
+    mean, low, high = (f"{as_shown(v):+.3f}".replace("-", "−") for v in x)
+    return f"{mean} [{low}, {high}]" if x[1] == x[1] else mean
+
+
+def as_shown(x: float) -> float:
+    """The page's numbers have five digits: words that round them again round the same number."""
+    return float(f"{x:.5g}")
+
+
+# ---- health --------------------------------------------------------------------------------------------------------
+
+
+def health(variant: Variant, trains: Sequence[TrainRun], first: int) -> list[str]:
+    """What is wrong in any of the variant's training logs, by name."""
+    found: list[str] = []
+    for t in variant.trains:
+        run = trains[t - first]
+        for flag in unhealthy(run.log, run.record.get("settings", {})):
+            if flag not in found:
+                found.append(flag)
+    return found
+
+
+def unhealthy(log: Sequence[dict[str, Any]], settings: dict[str, Any]) -> list[str]:
+    """Flags of one log, each from the last fifth of what it logged."""
+
+    def ends(name: str) -> tuple[float, float] | None:
+        values = [float(e[name]) for e in log if isinstance(e.get(name), int | float)]
+        part = max(1, len(values) // FIFTH)
+        return (float(np.mean(values[:part])), float(np.mean(values[-part:]))) if values else None
+
+    def last(*names: str) -> float:
+        known = [pair[1] for pair in map(ends, names) if pair]
+        return known[0] if known else float("nan")
+
+    guided = settings.get("guide", "none") not in (None, "none") and settings.get("beta")
+    entropy, reward = ends("entropy"), ends("reward")
+    flags = {
+        "truncated": last("completions/clipped_ratio") >= TRUNCATED,
+        "idle guide": bool(guided) and last("sage/active") < IDLE,
+        "bonus above reward": last("sage/bonus_to_reward") > 1,
+        "no variance in groups": last("sage/zero_variance_groups", "frac_reward_zero_std") >= NO_VARIANCE,
+        "entropy run-away": entropy is not None and entropy[1] > max(2 * entropy[0], entropy[0] + 0.5),
+        "reward fell": reward is not None and reward[1] < reward[0] / 2,
+    }
+    return [name for name, on in flags.items() if on]
