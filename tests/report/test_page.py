@@ -5,7 +5,7 @@ import pytest
 from sage_rlvr.evaluate.results import support
 from sage_rlvr.report.page import build_report
 from tests.report.browser import Browser, needs_browser
-from tests.report.synthetic import write_everything, write_store, write_trace
+from tests.report.synthetic import write_everything, write_log, write_store, write_trace
 
 pytestmark = needs_browser
 RLO, ZWSP = "\u202e", "\u200b"
@@ -262,8 +262,8 @@ def test_tokens_are_shaded_read_and_stepped_through(opened):
     traced(b)
     shades = "return [...document.querySelectorAll('.tokens span')].map(s => s.className).join(',')"
     seen = [b.js(shades)]
-    assert "h9" in seen[0]
-    for name in ("Surprisal", "q", "Penalty"):
+    assert "c9" in seen[0]  # q above 1 under k3: pushed down less
+    for name in ("Pull", "Shift", "Entropy"):
         press(b, name)
         seen.append(b.js(shades))
     assert len(set(seen)) == 4
@@ -275,8 +275,63 @@ def test_tokens_are_shaded_read_and_stepped_through(opened):
     assert "checkpoint-20 (2 of 4)" in b.text(".stepper output")
     ActionChains(b.driver).move_to_element(b.all(".tokens span")[4]).perform()
     assert "token 5 of" in b.text(".numbers")
-    for fact in ("Entropy", "Surprisal", "q", "Penalty", "Reference surprisal"):
+    for fact in ("Entropy", "Surprisal", "Shift", "q", "Pull", "Guide's effect", "Reference surprisal"):
         assert fact in b.text(".numbers")
+
+
+@pytest.mark.parametrize("estimator", ["k3", "k2", "k3+", "k1-reward"])
+def test_pull_and_effect_are_the_slopes_of_the_runs_own_penalty(browser, tmp_path, estimator):
+    """Against autograd through anchor_penalty (k1-reward: minus anchor_reward), token by token."""
+    import pyarrow.parquet as pq
+    import torch
+
+    from sage_rlvr.anchor import anchor_penalty
+
+    b, folder = browser, write_store(tmp_path / "runs" / "branch" / "eval", {"aime": [0.5]}, n=1)
+    write_trace(folder, [("aime", "aime-000", 0, 0)], ["checkpoint-1", "checkpoint-2"])
+    write_log(tmp_path / "runs" / "branch", steps=2, anchor_estimator=estimator)
+    b.size(1440)
+    b.open(build_report(tmp_path / "runs", tmp_path / "out.html", resamples=50))
+    b.show("explorer")
+    b.wait("return document.querySelectorAll('.tokens span').length > 10")
+    b.js(
+        "[...document.querySelectorAll('#explorer details summary')].find((s) => s.textContent.startsWith('Every')).click()"
+    )
+    b.wait("return document.querySelectorAll('#explorer details[open] tbody tr').length > 10")
+    cells = "[...r.children].map((c) => c.textContent)"
+    read = f"return [...document.querySelectorAll('#explorer details[open] tbody tr')].map((r) => {cells})"
+    shown = [[float(x) for x in row[2:5]] for row in b.js(read)]  # effect, pull, shift
+    row = pq.read_table(folder / "trace").to_pylist()[1]
+    logps, ref, q = (torch.tensor(row[c], dtype=torch.float64) for c in ("logps", "ref_logps", "q"))
+
+    def slope(log_q):
+        x = logps.clone().requires_grad_()
+        charge = x - ref - log_q if estimator == "k1-reward" else anchor_penalty(x, ref, log_q, estimator)
+        if estimator == "k1-reward":  # a reward: what the token is charged, not a slope
+            return charge.detach()
+        charge.sum().backward()
+        return x.grad
+
+    pulled, plain = slope(q.log()), slope(torch.zeros_like(q))
+    wanted = torch.stack([pulled - plain, pulled, logps - ref], 1)
+    scale = 1 + (ref - logps).exp().max().item()  # three digits are shown, and ρ multiplies them
+    assert torch.tensor(shown, dtype=torch.float64) == pytest.approx(wanted.numpy(), abs=2e-3 * scale)
+
+
+def test_a_token_can_be_sent_to_a_colleague(browser, page, opened):
+    b = opened
+    traced(b)
+    b.js("document.querySelectorAll('.samples button')[1].click()")
+    b.wait("return location.hash.includes('index=1')")
+    b.js("document.querySelectorAll('.tokens span')[6].click()")
+    link, said = b.js("return location.href"), b.text("#explorer .facts")
+    assert link.endswith("token=7")
+    b.open(link)
+    b.js("location.reload()")
+    b.wait("return document.documentElement.dataset.ready === 'true'")
+    b.wait("return document.activeElement.i === 6")
+    assert b.text("#explorer .facts") == said
+    assert "token 7 of" in b.text(".numbers")
 
 
 def test_tokens_by_keyboard_alone(opened):
@@ -322,7 +377,7 @@ def test_contrast_and_width(browser, page, width, dark):
     for section in ("overview", "results", "curves", "training", "support"):
         b.show(section)
     traced(b)
-    press(b, "q")
+    press(b, "Pull")
     assert b.js(CONTRAST) == []
     assert b.js("return document.documentElement.scrollWidth <= innerWidth")
     assert b.js(
@@ -349,12 +404,12 @@ def test_a_trace_without_q_offers_none(browser, tmp_path):
     b.show("explorer")
     b.wait("return document.querySelectorAll('.tokens span').length > 1")
     labels = b.js("return [...document.querySelectorAll('#explorer .choice label')].map((x) => x.textContent)")
-    assert {"Entropy", "Surprisal"} <= set(labels)
-    assert not {"q", "Penalty"} & set(labels)
+    assert {"Entropy", "Surprisal", "Shift"} <= set(labels)
+    assert not {"Guide's effect", "Pull"} & set(labels)
     b.js("document.querySelector('.tokens span').focus()")
     b.wait("return document.querySelector('.numbers dl') !== null")
     facts = b.js("return [...document.querySelectorAll('.numbers dl div')].map((x) => x.innerText.split(/\\s+/))")
-    assert {"q": "–", "Penalty": "–"}.items() <= {f[0]: f[-1] for f in facts}.items()
+    assert {"q": "–", "Pull": "–"}.items() <= {f[0]: f[-1] for f in facts}.items()
     assert b.errors() == []
 
 

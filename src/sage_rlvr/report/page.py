@@ -31,6 +31,7 @@ SCRIPTS = (
     "results.js",
     "curves.js",
     "support.js",
+    "measures.js",
     "tokens.js",
     "explorer.js",
     "start.js",

@@ -211,7 +211,7 @@ function settle() {
   const next = () => {
     const node = waiting.shift();
     if (node) node.ready();
-    if (location.hash.length > 1 && !touched) document.getElementById(location.hash.slice(1))?.scrollIntoView();
+    if (location.hash.length > 1 && !touched) document.getElementById(location.hash.slice(1).split("?")[0])?.scrollIntoView();
     if (waiting.length) idle(next, { timeout: 200 });
   };
   idle(next, { timeout: 200 });

@@ -89,7 +89,7 @@ const TITLES = {
   reward: "Training reward",
   kl: "KL, shaped anchor (kl)",
   kl_ref: "KL, plain reference (kl_ref)",
-  entropy: "Entropy (nats a token)",
+  entropy: "Entropy (nats per token)",
   grad_norm: "Gradient norm",
   "sage/q_mean": "Guide: mean q",
 };
@@ -122,7 +122,7 @@ function trainingCurves() {
         x: by[run][0],
         y: smoothed(by[run][1], name.startsWith("held_out/") ? 0 : state.smooth),
       }));
-    chart.draw({ x: "step", lines, y: /^held_out|^reward$/.test(name) ? unit(lines) : null, sync: true });
+    chart.draw({ x: "step", lines, sync: true });
   };
   for (const name of main) {
     const chart = new Chart(TITLES[name] || name.replace("held_out/", "Held out: "));
@@ -198,8 +198,6 @@ function trainingCurves() {
   }
   watchers.push(all);
 }
-
-const unit = (lines) => (lines.every((l) => l.y.every((y) => y === null || (y >= 0 && y <= 1))) ? [0, 1] : null);
 
 /** Exponential mean, started at the first value. */
 function smoothed(values, keep) {

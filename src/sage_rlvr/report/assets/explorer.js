@@ -1,12 +1,6 @@
 // The token explorer. Where completions come from is the only thing that differs between a file and `sage-rlvr explore`.
 
 const PAGE = 50;
-const MEASURES = {
-  entropy: ["Entropy", "how open the choice was, in nats"],
-  surprisal: ["Surprisal", "−log π of the token, in nats"],
-  q: ["q", "the guide: above 1 the anchor lets go, below 1 it pulls"],
-  penalty: ["Penalty", "what the anchor charges for the token"],
-};
 const LEVELS = 9; // shades, .h1 … .h9 and .c1 … .c9 in explorer.css
 
 // ---- sources -------------------------------------------------------------------------------------------------------
@@ -113,7 +107,7 @@ function opening() {
 class Explorer {
   constructor() {
     this.state = { run: opening(), task: null, problem: "", verdict: "", search: "", offset: 0 };
-    this.view = { measure: "entropy", at: null };
+    this.view = { measure: "effect", at: null };
     this.turn = 0;
     this.filters = el("div", { class: "filters" });
     this.list = el("ol", { class: "samples", "aria-label": "Completions" });
@@ -226,7 +220,8 @@ class Explorer {
         : []),
     );
     this.left.textContent = this.leftOut();
-    if (found.rows.length) this.open(found.rows[0]);
+    const wanted = this.wanted && found.rows.find((r) => String(r.s) === this.wanted.seed && String(r.i) === this.wanted.index);
+    if (found.rows.length) this.open(wanted ?? found.rows[0], !this.touched);
     else this.empty();
   }
 
@@ -274,7 +269,8 @@ class Explorer {
     this.sample = null;
   }
 
-  async open(row) {
+  /** ``first``: opened by the page itself, which leaves its address alone. */
+  async open(row, first = false) {
     const turn = (this.opening = (this.opening || 0) + 1),
       run = this.state.run;
     for (const b of this.list.querySelectorAll("button"))
@@ -288,11 +284,15 @@ class Explorer {
     }
     if (turn !== this.opening) return;
     this.sample = sample;
+    this.touched = true;
+    if (!first) keepPlace(linkTo(run, row));
+    const token = this.wanted?.token ? Number(this.wanted.token) - 1 : null;
+    this.wanted = null;
     for (const c of charts) if (this.detail.contains(c.figure)) charts.delete(c);
     this.detail.replaceChildren(
       ...this.header(sample, run),
       ...(sample.trace
-        ? traceView(sample, this.view, this.state.search, DATA.traces?.[run]?.with || {})
+        ? traceView(sample, this.view, this.state.search, DATA.traces?.[run]?.with || {}, run, row, token)
         : this.plain(sample, run)),
     );
   }
@@ -360,6 +360,32 @@ class Explorer {
   }
 }
 
+// ---- a place in the explorer as a link -------------------------------------------------------------------------------
+
+/** #explorer?run=…&task=…&problem=…&seed=0&index=3&token=12: what a colleague opens is what you see. */
+function linkTo(run, row, token = null) {
+  const at = { run: plainName(run), task: row.t, problem: row.p, seed: row.s, index: row.i };
+  return `#explorer?${new URLSearchParams(token === null ? at : { ...at, token: token + 1 })}`;
+}
+
+function linked() {
+  const [section, query] = decodeHash().split("?");
+  if (section !== "explorer" || !query) return null;
+  const at = Object.fromEntries(new URLSearchParams(query)),
+    run = EVALS.find((r) => plainName(r) === at.run);
+  return run === undefined ? null : { ...at, run };
+}
+
+const decodeHash = () => location.hash.slice(1);
+
+function keepPlace(hash) {
+  try {
+    history.replaceState(null, "", hash);
+  } catch {
+    /* some browsers forbid it for files: the link is then not kept */
+  }
+}
+
 let explorer = null;
 
 function showInExplorer(run, task, problem) {
@@ -382,7 +408,9 @@ function tokenExplorer() {
   explorer = new Explorer();
   at.append(explorer.root);
   const first = () => {
-    if (!explorer.turn) explorer.set({});
+    const at = linked();
+    explorer.wanted = at;
+    if (!explorer.turn) explorer.set(at ? { run: at.run, task: at.task, problem: at.problem } : {});
   };
   whenNear(explorer.root, first, false); // nothing is below it, and a server would be asked
 }

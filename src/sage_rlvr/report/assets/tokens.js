@@ -4,28 +4,26 @@ const milli = (x) => (x === null || x === undefined ? "–" : (x / 1000).toFixed
 
 /** Where the shade ends: the 98% quantile over all checkpoints, so that stepping through them compares like with like. */
 function scaleOf(trace, measure) {
-  const far = measure === "q" ? (x) => Math.abs(x - 1000) : (x) => Math.abs(x);
   const all = trace[measure]
     .flat()
     .filter((x) => x !== null)
-    .map(far)
+    .map(Math.abs)
     .sort((a, b) => a - b);
   return Math.max(all[Math.floor(0.98 * (all.length - 1))] || 0, all.length ? all[all.length - 1] / 4 : 0, 1);
 }
 
-function shade(measure, x, top) {
-  if (x === null) return "";
-  const away = measure === "q" ? x - 1000 : x,
-    level = Math.min(LEVELS, Math.round((LEVELS * Math.abs(away)) / top));
-  return level ? `${away < 0 ? "c" : "h"}${level}` : "";
+function shade(x, top) {
+  const level = x === null ? 0 : Math.min(LEVELS, Math.round((LEVELS * Math.abs(x)) / top));
+  return level ? `${x < 0 ? "c" : "h"}${level}` : "";
 }
 
-function traceView(sample, view, word, made) {
-  const { trace } = sample,
+function traceView(sample, view, word, made, run, row, token) {
+  const estimator = estimatorOf(run),
+    trace = derive(sample.trace, estimator),
     size = trace.tokens.length,
     last = trace.checkpoints.length - 1;
   if (view.at === null || view.at > last) view.at = last;
-  // where training's q is not known, neither it nor the penalty was traced
+  // where training's q is not known, there is no pull and no effect
   const told = Object.keys(MEASURES).filter((m) => !size || trace[m].flat().some((x) => x !== null));
   if (!told.includes(view.measure)) [view.measure] = told;
   const spans = trace.tokens.map((t, i) => {
@@ -49,7 +47,7 @@ function traceView(sample, view, word, made) {
     const top = scaleOf(trace, view.measure),
       values = trace[view.measure][view.at];
     spans.forEach((span, i) => {
-      span.className = shade(view.measure, values[i], top) + (span.hit ? " hit" : "");
+      span.className = shade(values[i], top) + (span.hit ? " hit" : "");
     });
     slider.value = view.at;
     slider.setAttribute("aria-valuetext", trace.checkpoints[view.at]);
@@ -59,7 +57,8 @@ function traceView(sample, view, word, made) {
       ...keyOf(
         view.measure,
         top,
-        trace[view.measure].flat().some((x) => x !== null && x < (view.measure === "q" ? 1000 : 0)),
+        trace[view.measure].flat().some((x) => x !== null && x < 0),
+        estimator,
       ),
     );
     read();
@@ -86,6 +85,9 @@ function traceView(sample, view, word, made) {
     spans[i].tabIndex = 0;
     read();
   };
+  box.addEventListener("click", (e) => {
+    if (e.target.i !== undefined) keepPlace(linkTo(run, row, e.target.i)); // a token can be sent to a colleague
+  });
   slider.addEventListener("input", () => move(Number(slider.value)));
   box.addEventListener("pointerover", (e) => {
     if (e.target.i !== undefined) stand(e.target.i);
@@ -110,6 +112,10 @@ function traceView(sample, view, word, made) {
   markHits(trace.tokens, spans, word);
   if (size) spans[0].tabIndex = 0;
   paint();
+  if (spans[token]) {
+    stand(token);
+    requestAnimationFrame(() => spans[token].focus());
+  }
   const stepper = el(
     "div",
     { class: "stepper", role: "group", "aria-label": "Training checkpoint" },
@@ -153,14 +159,16 @@ function traceView(sample, view, word, made) {
     trace.of > size
       ? el("p", { class: "note cut" }, `Cut: the first ${number(size)} of ${number(trace.of)} tokens.`)
       : null,
+    affectedTable(run),
     behind(
       "Numbers of every token",
       () => [
-        ["#", "Token", ...Object.values(MEASURES).map(([name]) => name), "Reference surprisal"],
+        ["#", "Token", ...Object.values(MEASURES).map(([name]) => name), "q", "Reference surprisal"],
         trace.tokens.map((t, i) => [
           String(i + 1),
           el("bdi", {}, legible(t)),
           ...Object.keys(MEASURES).map((m) => milli(trace[m][view.at][i])),
+          milli(trace.q[view.at][i]),
           milli(trace.ref[view.at][i]),
         ]),
       ],
@@ -185,22 +193,22 @@ function along(chart, trace, view) {
   requestAnimationFrame(() => chart.draw({ x: "token", lines, height: 180, format: (v) => v.toFixed(3) }));
 }
 
-function keyOf(measure, top, below) {
+function keyOf(measure, top, below, estimator) {
   const [name, about] = MEASURES[measure],
-    mid = measure === "q" ? 1000 : 0;
+    how = ["pull", "effect"].includes(measure) ? ` (${estimator}: ${PULLS[estimator] ?? "−log ρ"})` : "";
   const shades = [];
-  if (below || measure === "q") for (let i = LEVELS; i > 0; i -= 2) shades.push(el("i", { class: `c${i}` }));
+  if (below) for (let i = LEVELS; i > 0; i -= 2) shades.push(el("i", { class: `c${i}` }));
   shades.push(el("i", {}));
   for (let i = 1; i <= LEVELS; i += 2) shades.push(el("i", { class: `h${i}` }));
-  const low = below || measure === "q" ? (mid - top) / 1000 : 0;
+  const low = below ? -top / 1000 : 0;
   return [
-    el("span", {}, `${name}: ${about}`),
+    el("span", {}, `${name}: ${about}${how}`),
     el(
       "span",
-      { class: "ramp", role: "img", "aria-label": `Shades from ${brief(low)} to ${brief((mid + top) / 1000)}` },
+      { class: "ramp", role: "img", "aria-label": `Shades from ${brief(low)} to ${brief(top / 1000)}` },
       brief(low),
       ...shades,
-      `≥ ${brief((mid + top) / 1000)}`,
+      `≥ ${brief(top / 1000)}`,
     ),
   ];
 }
@@ -213,8 +221,10 @@ function tokenNumbers(trace, i, view) {
     ["Surprisal", milli(at("surprisal"))],
     ["p(token)", at("surprisal") === null ? "–" : brief(Math.exp(-at("surprisal") / 1000))],
     ["Reference surprisal", milli(at("ref"))],
+    ["Shift", milli(at("shift"))],
     ["q", milli(at("q"))],
-    ["Penalty", milli(at("penalty"))],
+    ["Pull", milli(at("pull"))],
+    ["Guide's effect", milli(at("effect"))],
   ];
   const through =
     trace.checkpoints.length > 1
