@@ -14,6 +14,7 @@ from torch import Tensor
 from sage_rlvr.errors import UserError
 from sage_rlvr.lab import figures, solutions, theory
 from sage_rlvr.lab.descent import Arm, train
+from sage_rlvr.lab.playground import playground
 from sage_rlvr.lab.world import random_world
 
 ROWS = {  # label → (estimator, credit, the expected gradient of the token-level term)
@@ -112,5 +113,7 @@ def show(out: str, seed: int = 0) -> bool:
     record = {"seed": seed, "beta": theory.BETA, "steps": STEPS, "distances": d.final, "guide_moves_target": d.moved}
     record |= {"guide_against_none": d.inert, "checks": [asdict(c) for c in results]}
     (folder / "lab.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    console.print("written: " + ", ".join(str(f) for f in [*written, folder / "lab.json"]), soft_wrap=True)
+    (folder / "playground.html").write_text(playground(), encoding="utf-8")
+    written += [folder / "lab.json", folder / "playground.html"]
+    console.print("written: " + ", ".join(map(str, written)), soft_wrap=True)
     return all(c.holds for c in results)

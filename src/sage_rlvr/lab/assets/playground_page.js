@@ -1,0 +1,71 @@
+// The playground's controls and its picture.
+
+(() => {
+  const WORLDS = JSON.parse(document.getElementById("worlds").textContent).map((w) => [w.name, Lab.world(w)]);
+  const INERT = { branch: ["k2", "k3+"] }; // a guide that depends on the state alone: its expected gradient is 0
+  const state = { world: 0, guide: "branch", estimator: "k3", beta: 0.3, ratio: 0.8, threshold: 1.0 };
+  const $ = (id) => document.getElementById(id);
+  const svg = (tag, attributes, ...children) => {
+    const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+    node.append(...children);
+    return node;
+  };
+
+  function draw() {
+    const world = WORLDS[state.world][1],
+      found = Lab.run({ ...state, world });
+    const order = world.reward.map((_, y) => y).sort((a, b) => world.reward[b] - world.reward[a] || found.ref[b] - found.ref[a]);
+    const w = 960,
+      h = 240,
+      each = w / order.length,
+      top = Math.max(...found.ref, ...found.promised, ...found.reached) * 1.15;
+    const y = (v) => h - (v / top) * h;
+    const right = order.filter((i) => world.reward[i]).length;
+    const bars = order.flatMap((i, x) =>
+      ["ref", "promised", "reached"].map((kind, k) =>
+        svg(
+          "rect",
+          { class: kind, x: x * each + 1 + (k * (each - 2)) / 3, y: y(found[kind][i]), width: (each - 2) / 3, height: h - y(found[kind][i]) },
+          svg("title", {}, `${world.reward[i] ? "right" : "wrong"}: π_ref ${found.ref[i].toFixed(4)}, promised ${found.promised[i].toFixed(4)}, reached ${found.reached[i].toFixed(4)}`),
+        ),
+      ),
+    );
+    $("picture").replaceChildren(
+      svg("rect", { class: "right", x: 0, y: 0, width: right * each, height: h }),
+      svg("text", { x: 6, y: 16 }, `${right} right completions`),
+      svg("text", { x: right * each + 6, y: 16 }, `${order.length - right} wrong ones`),
+      ...bars,
+    );
+    $("picture").setAttribute("aria-label", `64 completions: distance between reached and promised ${found.distance.toFixed(3)}`);
+    for (const name of ["distance", "moved", "pass1", "pass16"]) $(name).textContent = found[name].toFixed(3);
+    $("kept").textContent = `${found.kept} of ${right}`;
+    const inert = INERT[state.guide]?.includes(state.estimator);
+    $("why").textContent = inert
+      ? `${state.guide} under ${state.estimator} changes nothing: q depends on the state alone, and this estimator's gradient averages it away. Training refuses the pair.`
+      : state.estimator === "k1-reward"
+        ? "The penalty is a reward here: the gradient is exact, and what is reached is what is promised."
+        : state.guide === "none"
+          ? "No guide: the anchor is π_ref, as in GRPO."
+          : "This estimator follows another gradient: what is reached is not what is promised.";
+    document.documentElement.dataset.drawn = JSON.stringify(state);
+  }
+
+  for (const id of ["guide", "estimator"])
+    $(id).addEventListener("change", (e) => {
+      state[id] = e.target.value;
+      draw();
+    });
+  $("world").replaceChildren(...WORLDS.map(([name], i) => new Option(name, i)));
+  $("world").addEventListener("change", (e) => {
+    state.world = Number(e.target.value);
+    draw();
+  });
+  for (const id of ["beta", "ratio", "threshold"])
+    $(id).addEventListener("input", (e) => {
+      state[id] = Number(e.target.value);
+      $(`${id}-value`).textContent = e.target.value;
+      draw();
+    });
+  draw();
+})();
