@@ -3,7 +3,7 @@
 python examples/sage_loop.py                  # a tiny new model learns to add; k3 in the loss, as published
 python examples/sage_loop.py k1-reward        # the penalty in the reward, as derived
 
-For reading, and for trying an idea. The loss and its gradient are SAGETrainer's (a test compares them); the trainer adds LoRA, vLLM,
+For reading and for trying ideas. Loss and gradient are those of SAGETrainer (a test compares them); the trainer adds LoRA, vLLM,
 several GPUs, long vocabularies, checkpoints and logs. Nothing of sage_rlvr is imported here.
 
 Shapes: B completions (prompts × group, a group's rows lie together), P prompt tokens, T completion tokens, V vocabulary.

@@ -57,7 +57,11 @@ def test_loss_and_gradient_are_the_trainers(estimator, loop, tmp_path):
         for weight in trainer.model.parameters():
             weight.add_(0.03 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(weight.numel())))
     trainer.train()
-    batch, (policy, reference) = trainer.batch, (tiny.model(), tiny.model())
+    order = trainer.batch["sage_rows"].argsort()  # TRL shuffles a rollout batch; groups lie together here
+    batch = {
+        key: trainer.batch[key][order] for key in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+    }
+    policy, reference = tiny.model(), tiny.model()
     policy.load_state_dict(trainer.policy)
     reference.load_state_dict(trainer.reference)
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
