@@ -1,7 +1,6 @@
 """A task of your own: problems, a judge, and a short run on it. Half a minute on a CPU.
 
-python examples/own_task.py
-sage-rlvr --import own_task tasks show plus-minus     # in this folder: every verb then knows it by name
+python examples/own_task.py     # in this folder, every verb knows it by name: sage-rlvr --import own_task tasks show plus-minus
 """
 
 import random
@@ -16,17 +15,17 @@ from sage_rlvr.tasks import Problem, Source, Task, load_task, register_scorer, r
 
 def problems(n: int, seed: int, split: str) -> list[Problem]:
     """Such as '3 8 1 5=5:'. Training targets are odd and test targets even, so that the two never meet."""
-    rng, found, odd = random.Random(seed), [], split == "train"
+    rng, found = random.Random(seed), []
     while len(found) < n:
         digits = rng.choices(range(1, 10), k=4)
         target = abs(sum(d * rng.choice((1, -1)) for d in digits))
-        found += [f"{' '.join(map(str, digits))}={target}"] if target % 2 == odd else []
+        found += [f"{' '.join(map(str, digits))}={target}"] if target % 2 == (split == "train") else []
     return [Problem(f"{split}-{i}", "plus-minus", f"{gold}:", gold) for i, gold in enumerate(found)]
 
 
 @register_scorer("plus-minus")
 def judge(answer: str, gold: str) -> float:
-    """1 where the answer joins the numbers, each once, by + and −, and reaches the target; None would mean a bad gold."""
+    """1 where the answer joins the numbers, each once, by + and −, and reaches the target."""
     (numbers, target), terms = gold.split("="), re.findall(r"[+-]?\d", answer)
     fits = "".join(terms) == answer and sorted(t[-1] for t in terms) == sorted(numbers.split())
     return float(fits and sum(map(int, terms)) == int(target))
@@ -37,5 +36,7 @@ register_task(Task("plus-minus", "reach a target with + and −", kind="generate
 if __name__ == "__main__":
     base = str(files("sage_rlvr") / "studies" / "demo-base")  # the demo's small model; yours: a Hub id or a folder
     data = Dataset.from_list(rows(load_task("plus-minus", limit=400, split="train"), "plain", conversational=False))
-    config = SAGEConfig("runs/own_task", guide="none", max_steps=10, per_device_train_batch_size=64, max_completion_length=9)
+    config = SAGEConfig(
+        "runs/own_task", guide="none", max_steps=10, per_device_train_batch_size=64, max_completion_length=9
+    )
     SAGETrainer(base, task_reward("plus-minus", "plain"), config, data).train()
