@@ -11,6 +11,7 @@ import torch
 from datasets import Dataset
 
 from sage_rlvr import Guide, SAGEConfig, SAGETrainer, Signals, register_guide
+from sage_rlvr.study.plan import load_study
 from sage_rlvr.tasks import load_task, rows, task_reward
 
 
@@ -32,8 +33,8 @@ class EarlyForkGuide(Guide):
 
 if __name__ == "__main__":
     base = str(files("sage_rlvr") / "studies" / "demo-base")  # the demo's small model; yours: a Hub id or a folder
-    task = "countdown-ltr"
-    data = Dataset.from_list(rows(load_task(task, limit=400, split="train"), "symbols", conversational=False))
+    task = load_study("demo").train["task"]  # an arithmetic game that this model knows
+    data = Dataset.from_list(rows(load_task(task, limit=200, split="train"), "symbols", conversational=False))
     config = SAGEConfig(
         "runs/own_guide", guide="early-fork", guide_args={"tokens": 3}, max_steps=10, per_device_train_batch_size=64,
         max_completion_length=9,

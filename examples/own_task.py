@@ -14,10 +14,10 @@ from sage_rlvr.tasks import Problem, Source, Task, load_task, register_scorer, r
 
 
 def problems(n: int, seed: int, split: str) -> list[Problem]:
-    """Such as '3 8 1 5=5:'. Training targets are odd and test targets even, so that the two never meet."""
+    """Such as '3 8 1=10:'. Training targets are odd and test targets even, so that the two never meet."""
     rng, found = random.Random(seed), []
     while len(found) < n:
-        digits = rng.choices(range(1, 10), k=4)
+        digits = rng.choices(range(1, 10), k=3)
         target = abs(sum(d * rng.choice((1, -1)) for d in digits))
         found += [f"{' '.join(map(str, digits))}={target}"] if target % 2 == (split == "train") else []
     return [Problem(f"{split}-{i}", "plus-minus", f"{gold}:", gold) for i, gold in enumerate(found)]
@@ -35,8 +35,8 @@ register_task(Task("plus-minus", "reach a target with + and −", kind="generate
                    splits={"train": (Source("generated"),), "test": (Source("generated"),)}, generate=problems))  # fmt: skip
 if __name__ == "__main__":
     base = str(files("sage_rlvr") / "studies" / "demo-base")  # the demo's small model; yours: a Hub id or a folder
-    data = Dataset.from_list(rows(load_task("plus-minus", limit=400, split="train"), "plain", conversational=False))
+    data = Dataset.from_list(rows(load_task("plus-minus", limit=200, split="train"), "plain", conversational=False))
     config = SAGEConfig(
-        "runs/own_task", guide="none", max_steps=10, per_device_train_batch_size=64, max_completion_length=9
+        "runs/task", guide="none", max_steps=10, per_device_train_batch_size=64, max_completion_length=9
     )
     SAGETrainer(base, task_reward("plus-minus", "plain"), config, data).train()

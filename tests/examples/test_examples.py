@@ -35,8 +35,8 @@ def test_own_task(run):
     space, out = run("own_task.py")
     assert "step 10/10" in out
     assert len((SHELF / "own_task.py").read_text().splitlines()) <= 40
-    right, gold = ["3+8-1-5", "8-5+3-1"], "3 8 1 5=5"
-    wrong = ["3+8-1", "3+8-1-6", "3+8-1-5 ", "", "3*8-1-5", "8+3+1-5", "3+3-1-5"]
+    right, gold = ["3+8-1", "8-1+3"], "3 8 1=10"
+    wrong = ["3+8", "3+8-2", "3+8-1 ", "", "3*8-1", "8+3+1", "3+8-1-0", "11-1"]
     assert [space["judge"](a, gold) for a in right + wrong] == [1.0] * len(right) + [0.0] * len(wrong)
     made = {split: {p.answer for p in space["problems"](50, 0, split)} for split in ("train", "test")}
     assert not made["train"] & made["test"]
