@@ -36,7 +36,7 @@ register_task(Task("plus-minus", "reach a target with + and −", kind="generate
 if __name__ == "__main__":
     base = str(files("sage_rlvr") / "studies" / "demo-base")  # the demo's small model; yours: a Hub id or a folder
     data = Dataset.from_list(rows(load_task("plus-minus", limit=200, split="train"), "plain", conversational=False))
-    config = SAGEConfig(
-        "runs/task", guide="none", max_steps=10, per_device_train_batch_size=64, max_completion_length=9
-    )
-    SAGETrainer(base, task_reward("plus-minus", "plain"), config, data).train()
+    settings = {"max_steps": 10, "per_device_train_batch_size": 64, "max_completion_length": 9}
+    SAGETrainer(
+        base, task_reward("plus-minus", "plain"), SAGEConfig("runs/task", guide="none", **settings), data
+    ).train()
