@@ -20,6 +20,9 @@ _QWEN_3B = _QWEN_7B | {
 _QWEN_1_5B = _QWEN_3B | {
     "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
 }  # fmt: skip
+_QWEN_0_5B = _QWEN_3B | {
+    "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
+}  # fmt: skip
 _SMOLLM_135M: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
     "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True,
@@ -33,6 +36,9 @@ KNOWN = {
     "Qwen/Qwen2.5-Math-1.5B-Instruct": _QWEN_1_5B,
     "Qwen/Qwen2.5-Coder-1.5B": _QWEN_1_5B,
     "Qwen/Qwen2.5-Coder-1.5B-Instruct": _QWEN_1_5B,
+    "Qwen/Qwen2.5-1.5B-Instruct": _QWEN_1_5B,
+    "Qwen/Qwen2.5-0.5B-Instruct": _QWEN_0_5B,
+    "Qwen/Qwen2.5-Coder-0.5B-Instruct": _QWEN_0_5B,
     "HuggingFaceTB/SmolLM2-135M": _SMOLLM_135M,
     "HuggingFaceTB/SmolLM2-135M-Instruct": _SMOLLM_135M,
 }

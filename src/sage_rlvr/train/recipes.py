@@ -21,6 +21,7 @@ Place = Path | Traversable  # of a file; the latter inside a zip
 # what the second line of a packaged recipe says, "# kind: prompts", → how a list calls it. Those in the middle are the kinds of
 # advantages (sage_rlvr.advantage)
 KINDS = {
+    "run": "run these: one GPU, a small model",
     "paper": "the paper's tables and figures",
     "anchors": "anchors: what the policy is held to, and how",
     "prompts": "which prompts count",
