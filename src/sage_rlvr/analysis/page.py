@@ -26,6 +26,7 @@ from sage_rlvr.analysis.support import support
 from sage_rlvr.analysis.trace import Traced, trace
 from sage_rlvr.analysis.verdicts import read_verdicts
 from sage_rlvr.errors import UserError
+from sage_rlvr.names import near
 from sage_rlvr.store import SampleStore
 
 Found = dict[str, Any]  # run → its analysis
@@ -83,7 +84,7 @@ def analyze(
     grid        –                                   task, top
     """
     if kind not in KINDS:
-        raise UserError(f"analyze {kind!r} is unknown; choose one of {', '.join(KINDS)}.")
+        raise UserError(f"analyze {kind!r} is unknown: {near(kind, KINDS)}.")
     if not runs:
         raise UserError(f"analyze {kind} needs at least one run's folder.")
     page, console = Page(kind, list(dict.fromkeys(map(str, runs))), base), console or Console()
