@@ -20,7 +20,7 @@ def _train(args: argparse.Namespace) -> None:
 
 
 TRAIN = Verb(
-    "train with a shaped anchor: SFT where the recipe asks for it, then RL",
+    "train with GRPO or SAGE: SFT if the recipe asks for it, then RL",
     "sage-rlvr train --config recipes/branch.yaml --learning_rate 1e-6",
     None,
     _train,

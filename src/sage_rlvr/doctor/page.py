@@ -90,7 +90,12 @@ def show_plan(argv: list[str]) -> bool:
         "                      [--SETTING VALUE ...]",
         description="Estimated memory, time and disk of a run before it starts. Every setting of train works here too.",
         epilog="\n".join(
-            ["cards, by their data sheets:", *card_lines(), "", "example: sage-rlvr plan --config recipes/branch.yaml --gpu h200"]
+            [
+                "cards, by their data sheets:",
+                *card_lines(),
+                "",
+                "example: sage-rlvr plan --config recipes/branch.yaml --gpu rtx4090",
+            ]
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         exit_on_error=False,

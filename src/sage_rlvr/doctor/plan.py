@@ -201,16 +201,12 @@ def _changes(demand: Demand, cuda: bool, rollout: Rollout) -> list[tuple[str, De
         found.append(("--use_vllm true --vllm_mode colocate", replace(demand, vllm=0.3)))
     if cuda and demand.vllm and not demand.vllm_sleeps:
         found.append(("--vllm_enable_sleep_mode true", replace(demand, vllm_sleeps=True)))
-    found.append(
-        (f"--max_tokens {demand.completion // 2}", replace(demand, completion=demand.completion // 2))
-    )
+    found.append((f"--max_tokens {demand.completion // 2}", replace(demand, completion=demand.completion // 2)))
     return found
 
 
 def _notes(run: Any, demand: Demand, device: Device, gpu: str | None) -> list[str]:
-    notes = [
-        "time is rough, and an upper bound: every completion is counted as long as max_tokens allows."
-    ]
+    notes = ["time is rough, and an upper bound: every completion is counted as long as max_tokens allows."]
     if not demand.prompt_known:
         notes.append(f"prompts are counted as {demand.prompt} tokens: set --prompt_tokens if yours differ.")
     if device.kind == "cpu" and not gpu:

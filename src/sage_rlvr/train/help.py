@@ -76,7 +76,12 @@ def _listed(title: str, settings: dict[str, tuple[str, Any]], width: int) -> str
     lines = [title]
     for name, (said, default) in settings.items():
         shown = "" if default is None or "(default" in said else f" (default: {default})"
-        lines += [f"  --{name}", *textwrap.wrap(said + shown, width, initial_indent=" " * 6, subsequent_indent=" " * 6, break_on_hyphens=False)]
+        lines += [
+            f"  --{name}",
+            *textwrap.wrap(
+                said + shown, width, initial_indent=" " * 6, subsequent_indent=" " * 6, break_on_hyphens=False
+            ),
+        ]
     return "\n".join(lines)
 
 
