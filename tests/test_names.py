@@ -172,12 +172,12 @@ def test_every_slip_of_a_known_name_finds_it():
 
 def test_cards_are_found_however_they_are_spelled():
     for spelled, name in {
-        "RTX 4090": "rtx4090", "4090": "rtx4090", "NVIDIA GeForce RTX 3090": "rtx3090", "rtx-5090": "rtx5090", "A100-80GB": "a100-80g",
-        "a100 40gb": "a100-40g", "NVIDIA H100": "h100", "h100-80gb": "h100", "L40S": "l40s", "l4": "l4", "A10": "a10", "B200": "b200",
-        "H200": "h200",
+        "RTX 4090": "rtx4090", "4090": "rtx4090", "NVIDIA GeForce RTX 3090": "rtx3090", "rtx-5090": "rtx5090",
+        "A100-80GB": "a100-80g", "a100 40gb": "a100-40g", "NVIDIA H100": "h100", "h100-80gb": "h100", "L40S": "l40s", "l4": "l4",
+        "A10": "a10", "B200": "b200", "H200": "h200",
     }.items():  # fmt: skip
         assert find_card(spelled) is CARDS[name]
-    with pytest.raises(UserError, match="perhaps you mean a100-40g or a100-80g|perhaps you mean a100-80g or a100-40g"):
+    with pytest.raises(UserError, match="perhaps you mean a100-40g or a100-80g"):
         find_card("a100")
     _, printed, _ = said_by(["plan", "--help"])
     assert all(f"  {name} " in printed for name in CARDS)

@@ -20,10 +20,11 @@ def near(name: str, known: Iterable[str]) -> str:
 
 
 def closest(name: str, known: Iterable[str]) -> list[str]:
-    """At most three of the known names, the most alike first; where one is clearly meant, that one alone."""
-    spelled = {str(k).lower(): str(k) for k in known}
-    sure = difflib.get_close_matches(str(name).lower(), spelled, n=1, cutoff=0.85)
-    return [spelled[k] for k in sure or difflib.get_close_matches(str(name).lower(), spelled, n=3, cutoff=0.5)]
+    """At most three of the known names, the most alike first: those that begin so, else the one that is clearly meant."""
+    spelled, asked = {str(k).lower(): str(k) for k in known}, str(name).lower()
+    begin = [k for k in spelled if k.startswith(asked) and len(asked) > 2]
+    sure = begin[:3] or difflib.get_close_matches(asked, spelled, n=1, cutoff=0.85)
+    return [spelled[k] for k in sure or difflib.get_close_matches(asked, spelled, n=3, cutoff=0.5)]
 
 
 def shown_flags(argv: Iterable[str]) -> list[str]:

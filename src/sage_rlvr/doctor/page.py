@@ -84,17 +84,18 @@ def plan_flags(p: argparse.ArgumentParser) -> None:
 
 def show_plan(argv: list[str]) -> bool:
     """``argv``: --config RECIPE, overrides as train takes them, and plan's own flags. True if the run fits."""
+    example = "sage-rlvr plan --config recipes/branch.yaml --gpu rtx4090"
     parser = argparse.ArgumentParser(
         prog="sage-rlvr plan",
         usage="sage-rlvr plan [--config RECIPE] [--model MODEL] [--gpu CARD] [--json]\n"
         "                      [--SETTING VALUE ...]",
-        description="Estimated memory, time and disk of a run before it starts. Every setting of train works here too.",
+        description="Estimated memory, time and disk of a run before it starts.\nEvery setting of train works here too.",
         epilog="\n".join(
             [
                 "cards, by their data sheets:",
                 *card_lines(),
                 "",
-                "example: sage-rlvr plan --config recipes/branch.yaml --gpu rtx4090",
+                f"example: {example}",
             ]
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,

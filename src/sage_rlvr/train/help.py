@@ -15,7 +15,7 @@ SHARED = {
     "config": ("a recipe (listed below) or a YAML file of yours; flags override it", None),
     "model": ("a Hub id, a folder or a .gguf file", None),
     "out": ("folder for checkpoints and trained weights (default: runs/RECIPE, else runs/sage)", None),
-    "max_tokens": ("longest completion", 256),
+    "max_tokens": ("longest completion, in tokens", 512),
 }
 TRL = {
     "learning_rate": ("peak learning rate", 1e-6),
@@ -73,15 +73,11 @@ def train_help(width: int | None = None) -> str:
 
 
 def _listed(title: str, settings: dict[str, tuple[str, Any]], width: int) -> str:
+    wrapper = textwrap.TextWrapper(width, initial_indent=" " * 6, subsequent_indent=" " * 6, break_on_hyphens=False)
     lines = [title]
     for name, (said, default) in settings.items():
         shown = "" if default is None or "(default" in said else f" (default: {default})"
-        lines += [
-            f"  --{name}",
-            *textwrap.wrap(
-                said + shown, width, initial_indent=" " * 6, subsequent_indent=" " * 6, break_on_hyphens=False
-            ),
-        ]
+        lines += [f"  --{name}", *wrapper.wrap(said.rstrip(".") + shown)]
     return "\n".join(lines)
 
 
