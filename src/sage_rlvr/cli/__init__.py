@@ -86,7 +86,7 @@ def _door() -> Parser:
             *lines,
             "",
             "example: sage-rlvr demo",
-            "'sage-rlvr VERB --help' shows the flags of a verb, their defaults and an example.",
+            "'sage-rlvr VERB --help' shows the flags of a verb, defaults and an example.",
         ]
     )
     return parser

@@ -137,7 +137,7 @@ def _print_plan(plan: "Plan") -> None:
             f"[bold red]✗[/] disk: {size(plan.disk_free)} free; set output_dir to a larger disk, or save_total_limit"
         )
     for note in plan.notes:
-        console.print(f"[dim]{_plain(note)}[/]", soft_wrap=True)
+        console.print(f"[dim]{_plain(note)}[/]")
 
 
 def _memory_table(plan: "Plan") -> Table:
