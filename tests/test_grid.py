@@ -12,6 +12,7 @@ from rich.console import Console
 from sage_rlvr import cli
 from sage_rlvr.grid import MOST, Grid
 from tests.evaluate.runs import make_run
+from tests.study.test_against import study_of
 
 NUMBER = st.floats(-9, 9).map(lambda x: f"{x:+.3f}")
 INTERVAL = st.tuples(NUMBER, NUMBER, NUMBER).map(lambda x: "{} [{}, {}]".format(*x))
@@ -98,3 +99,14 @@ def test_lists_hold_at_80_columns(place, capsys, argv):
     except SystemExit:
         lines = capsys.readouterr().out.splitlines()
     assert max(map(cell_len, lines)) <= 80
+
+
+def test_a_studys_tables_hold_at_80_columns(place, capsys):
+    seeds = [{"countdown-ltr": [i, 8, 3], "knights-knaves": [0, 2, 4 + i]} for i in range(2)]
+    study_of(place / "s", {"base": seeds[:1], "grpo": seeds, "branch+beta0.05_of_a_long_name": seeds}, [0, 1])
+    lines = lines_of(capsys, ["study", "table", "s", "--reference", "grpo"])
+    assert max(map(cell_len, boxed(lines))) <= 80
+    said = "\n".join(lines)
+    values = re.findall(r"\d\.\d{3}", (place / "s" / "table.md").read_text())
+    assert len(values) > 20
+    assert all(value in said for value in values)
