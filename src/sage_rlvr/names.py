@@ -23,7 +23,7 @@ def closest(name: str, known: Iterable[str]) -> list[str]:
     """At most three of the known names, the most alike first: those that begin so, else the one that is clearly meant."""
     spelled, asked = {str(k).lower(): str(k) for k in known}, str(name).lower()
     begin = [k for k in spelled if k.startswith(asked) and len(asked) > 2]
-    sure = begin[:3] or difflib.get_close_matches(asked, spelled, n=1, cutoff=0.85)
+    sure = begin[:3] or difflib.get_close_matches(asked, spelled, n=1, cutoff=0.8)
     return [spelled[k] for k in sure or difflib.get_close_matches(asked, spelled, n=3, cutoff=0.5)]
 
 

@@ -206,7 +206,7 @@ def test_a_folder_of_another_run(place):
     check = place()["output_dir"]
     assert check.ok is False
     assert "learning_rate" in check.found
-    assert "another output_dir" in check.fix
+    assert "another --out" in check.fix
 
 
 def test_no_such_recipe_is_wrong_use():

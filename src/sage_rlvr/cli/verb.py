@@ -79,7 +79,7 @@ def add_fields(p: argparse.ArgumentParser, cls: type, names: dict[str, str]) -> 
     hints = get_type_hints(cls)
     for f in fields(cls):
         kind, several = _kind(hints[f.name])
-        default = f.default if f.default is not MISSING else f.default_factory()  # type: ignore[misc]
+        default = f.default if f.default is not MISSING else f.default_factory()  # type: ignore[operator]
         shown = (
             "" if default in (None, "", []) else f" (default: {' '.join(map(str, default)) if several else default})"
         )

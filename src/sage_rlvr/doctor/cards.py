@@ -45,7 +45,7 @@ def find_card(name: str) -> Card:
 
 def card_lines() -> list[str]:
     """A table: name, memory, bf16 TFLOPS, bandwidth."""
-    rows = [f"  {'--gpu':<10} {'memory':>8} {'bf16 TFLOPS':>12} {'bandwidth':>10}"]
+    rows = [f"  {'card':<10} {'memory':>8} {'bf16 TFLOPS':>12} {'bandwidth':>10}"]
     for name, card in CARDS.items():
         sizes = f"{card.memory / 1e9:>5.0f} GB {card.flops / 1e12:>12,.0f} {card.bandwidth / 1e12:>5.2f} TB/s"
         rows.append(f"  {name:<10} {sizes}")

@@ -127,7 +127,7 @@ def _packaged(name: str) -> Traversable:
     file = _shelf().joinpath(f"{plain}.yaml")
     if "/" in plain or not file.is_file():
         raise UserError(
-            f"there is no recipe {name!r}, neither as a file nor with the package: {near(plain, list_recipes())} "
+            f"there is no recipe {name!r}, neither as a file nor with the package: {near(Path(plain).name, list_recipes())} "
             "('sage-rlvr recipes' lists them)."
         )
     return file
