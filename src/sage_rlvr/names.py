@@ -20,10 +20,10 @@ def near(name: str, known: Iterable[str]) -> str:
 
 
 def closest(name: str, known: Iterable[str]) -> list[str]:
-    """At most three of the known names, the most alike first: those that begin so, else the one that is clearly meant."""
+    """At most three of the known names: those that begin so and those that a slip makes of it, else the most alike."""
     spelled, asked = {str(k).lower(): str(k) for k in known}, str(name).lower()
     begin = [k for k in spelled if k.startswith(asked) and len(asked) > 2]
-    sure = begin[:3] or difflib.get_close_matches(asked, spelled, n=1, cutoff=0.8)
+    sure = list(dict.fromkeys([*begin[:2], *difflib.get_close_matches(asked, spelled, n=3, cutoff=0.8)]))[:3]
     return [spelled[k] for k in sure or difflib.get_close_matches(asked, spelled, n=3, cutoff=0.5)]
 
 
