@@ -77,7 +77,7 @@ def test_tables_leave_the_papers_value_where_nothing_was_run(runs, capsys):
 
 def test_a_misspelt_flag_of_eval_is_a_sentence(capsys):
     assert cli.main(["eval", "--model", "m", "--tasks", "amc23", "--out", "o", "--temprature", "1"]) == 2
-    assert "eval has no '--temprature'" in capsys.readouterr().err
+    assert "eval has no '--temprature': did you mean --temperature?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The exceptions for what a person can mend: one sentence each, and no traceback. Every other one keeps its traceback."""
+"""The exceptions for what a person can fix: one sentence each, and no traceback. Every other one keeps its traceback."""
 
 
 class UserError(ValueError):

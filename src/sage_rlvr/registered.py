@@ -7,6 +7,7 @@ from numbers import Real
 from typing import Any, Generic, TypeVar
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.names import near
 
 T = TypeVar("T")
 
@@ -41,8 +42,8 @@ class Registry(Generic[T]):
             return self.classes[name]
         module, colon, attribute = str(name).partition(":")
         if not colon:
-            known = ", ".join(sorted(self.classes))
-            raise UserError(f"{self.word}={name!r} is unknown; choose one of {known}, or 'package.module:Class'.")
+            known = near(str(name), sorted(self.classes))
+            raise UserError(f"{self.word}={name!r} is unknown: {known}, or write 'package.module:Class'.")
         try:
             cls = getattr(import_module(module), attribute)
         except (ImportError, AttributeError) as e:

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+from dataclasses import fields
 from typing import Any
 
 from sage_rlvr import cli
@@ -40,15 +41,16 @@ def check(argv: list[str], whole: bool = True) -> None:
 def _check(argv: list[str]) -> None:
     if argv and argv[0].isupper():  # VERB
         return
-    if not argv or argv[0].startswith("-") or cli.VERBS.get(argv[0], cli.VERBS["lab"]).add is not None:
-        args = cli._parser().parse_args(argv)
-        _names(vars(args))
+    args = cli.parse(argv)
+    if argv[0] in _OWN:
+        _OWN[argv[0]](args.argv)
     else:
-        _OWN[argv[0]](argv[1:])
+        _names(vars(args))
 
 
 def _names(args: dict[str, Any]) -> None:
     """Recipes, tasks, studies and paper tables that the arguments name."""
+    from sage_rlvr.evaluate.arguments import EvalArguments
     from sage_rlvr.report.paper_figures import FIGURES
     from sage_rlvr.report.tables import TABLES
     from sage_rlvr.study.plan import load_study
@@ -60,6 +62,10 @@ def _names(args: dict[str, Any]) -> None:
         get_format(args["format"])
         if args["name"] and not _theirs(args["name"]):
             get_task(args["name"])
+    if verb == "eval":
+        for task in EvalArguments(**{f.name: args[f.name] for f in fields(EvalArguments)}).tasks:
+            get_task(task)
+        get_format(args["prompt_format"])
     if verb == "recipes" and args["name"]:
         load_recipe(args["name"])
     if verb == "study" and what == "run" and args["target"] and not _theirs(args["target"]):
@@ -87,19 +93,6 @@ def _train(argv: list[str]) -> None:
     get_format(given.prompt_format)
 
 
-def _eval(argv: list[str]) -> None:
-    from transformers import HfArgumentParser
-
-    from sage_rlvr.evaluate.run import EvalArguments
-    from sage_rlvr.tasks import get_format, get_task
-
-    parser = HfArgumentParser(EvalArguments, prog="sage-rlvr eval", allow_abbrev=False)
-    (given,) = parser.parse_args_into_dataclasses(argv)
-    for name in given.tasks:
-        get_task(name)
-    get_format(given.prompt_format)
-
-
 def _plan(argv: list[str]) -> None:
     import argparse
 
@@ -110,7 +103,7 @@ def _plan(argv: list[str]) -> None:
     _train(parser.parse_known_args(argv)[1])
 
 
-_OWN = {"train": _train, "eval": _eval, "plan": _plan}  # verbs that parse their words themselves
+_OWN = {"train": _train, "plan": _plan}  # verbs that parse their words themselves
 
 
 def _theirs(name: str) -> bool:

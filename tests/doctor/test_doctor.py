@@ -1,4 +1,4 @@
-"""doctor: each check against a machine or a config made to fail it, and the sentence that mends it."""
+"""doctor: each check against a machine or a config made to fail it, and the sentence that fixes it."""
 
 import json
 import re
@@ -46,7 +46,7 @@ def test_a_library_outside_its_range_or_missing(monkeypatch):
     trl = versions.library_check("trl")
     assert trl.ok is False
     assert "1.17.0" in trl.found
-    assert "trl<1.17,>=1.16" in trl.mend
+    assert "trl<1.17,>=1.16" in trl.fix
     assert versions.library_check("vllm") == Check(
         "vllm",
         None,
@@ -70,7 +70,7 @@ def test_hub_never_hangs(monkeypatch):
     check = machine.hub_check(seconds=0.2)  # would wait for ever
     answers.set()
     assert check.ok is None
-    assert "HF_HUB_OFFLINE=1" in check.mend
+    assert "HF_HUB_OFFLINE=1" in check.fix
 
 
 def test_hub_answers_or_is_off(monkeypatch):
@@ -88,7 +88,7 @@ def test_disk_too_small_or_not_a_folder(tmp_path):
     assert machine.disk_checks(str(tmp_path / "deep" / "runs"), needed=1)[0].ok
     short = machine.disk_checks(str(tmp_path), needed=1e18)[0]
     assert short.ok is False
-    assert "output_dir" in short.mend
+    assert "output_dir" in short.fix
     (tmp_path / "file").write_text("")
     assert machine.disk_checks(str(tmp_path / "file" / "runs"))[0].ok is False
 
@@ -112,7 +112,7 @@ def test_one_failed_check_fails_the_whole_with_its_mend(monkeypatch, capsys):
     assert page.show_doctor() is False
     said = capsys.readouterr().out
     assert "→ use x[y]." in said
-    assert "1 to mend: b" in said
+    assert "1 to fix: b" in said
 
 
 # ---- a config ------------------------------------------------------------------------------------------------------
@@ -175,9 +175,9 @@ def test_what_cannot_run_is_named_with_its_mend(place, change, name, says):
         adapter_for_another_base()
     check = place(**change)[name]
     assert check.ok is False
-    assert says in f"{check.found}: {check.mend}"
-    assert check.mend
-    assert "\n" not in check.found + check.mend
+    assert says in f"{check.found}: {check.fix}"
+    assert check.fix
+    assert "\n" not in check.found + check.fix
 
 
 def adapter_for_another_base():
@@ -194,7 +194,7 @@ def adapter_for_another_base():
 def test_data_that_only_the_hub_has(place):
     check = place(task="dapo-math-17k", prompt_format="paper")["data of dapo-math-17k"]
     assert check.ok is None
-    assert "dapo_math_17k_en.jsonl" in check.mend
+    assert "dapo_math_17k_en.jsonl" in check.fix
     Path("data").mkdir()
     Path("data", "dapo_math_17k_en.jsonl").write_text(json.dumps({"prompt": "1+1=", "solution": "2"}) + "\n")
     assert place(task="dapo-math-17k")["data of dapo-math-17k"].ok
@@ -206,7 +206,7 @@ def test_a_folder_of_another_run(place):
     check = place()["output_dir"]
     assert check.ok is False
     assert "learning_rate" in check.found
-    assert "another output_dir" in check.mend
+    assert "another --out" in check.fix
 
 
 def test_no_such_recipe_is_wrong_use():

@@ -215,7 +215,7 @@ def test_tokens_steps_and_disk(place, monkeypatch):
     weights = plan.memory.weights.trainable
     assert {p.name: p.bytes for p in plan.disk} == {"checkpoints": 2 * 3 * weights, "trained weights": weights}
     assert plan.fits
-    assert not plan.mends
+    assert not plan.fixes
 
 
 def test_what_does_not_fit_comes_with_what_helps(tmp_path, monkeypatch):
@@ -224,12 +224,12 @@ def test_what_does_not_fit_comes_with_what_helps(tmp_path, monkeypatch):
     flags = ["--config", "full_3b", "--gradient_checkpointing", "false", "--per_device_train_batch_size", "16"]
     plan = make_plan(flags, gpu="a100-80g")
     assert not plan.fits
-    helps = dict(plan.mends)
+    helps = dict(plan.fixes)
     assert "--gradient_checkpointing true" in helps
-    assert any("--use_peft true" in mend for mend in helps)
+    assert any("--use_peft true" in fix for fix in helps)
     assert all(peak < plan.memory.peak for peak in helps.values())
-    for mend, peak in (plan.mends[0], next(m for m in plan.mends if "lora" in m[0])):  # the promise holds
-        assert make_plan([*flags, *mend.split()], gpu="a100-80g").memory.peak == pytest.approx(peak, rel=0.02)
+    for fix, peak in (plan.fixes[0], next(m for m in plan.fixes if "lora" in m[0])):  # the promise holds
+        assert make_plan([*flags, *fix.split()], gpu="a100-80g").memory.peak == pytest.approx(peak, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -251,11 +251,11 @@ def test_a_batch_is_halved_where_that_leaves_as_many_rows(rows, more, halved, tm
     flags = ["--config", "full_3b", "--gradient_checkpointing", "false", "--per_device_train_batch_size", str(rows),
              "--gradient_accumulation_steps", "8", *more.split()]  # fmt: skip
     plan = make_plan(flags, gpu="a100-80g")
-    assert "--gradient_checkpointing true" in dict(plan.mends)
-    batches = [mend for mend, _ in plan.mends if "batch_size" in mend]
+    assert "--gradient_checkpointing true" in dict(plan.fixes)
+    batches = [fix for fix, _ in plan.fixes if "batch_size" in fix]
     assert batches == ([halved] if halved else [])
-    for mend in batches:
-        one, other = (parse([*flags, *given, "--bf16", "false"])[1] for given in ([], mend.split()))
+    for fix in batches:
+        one, other = (parse([*flags, *given, "--bf16", "false"])[1] for given in ([], fix.split()))
         assert one.generation_batch_size == other.generation_batch_size
         updates = [a.steps_per_generation / a.gradient_accumulation_steps for a in (one, other)]
         assert updates[0] == updates[1]
@@ -274,8 +274,8 @@ def test_a_mend_that_the_model_has_no_modules_for_is_not_offered(tmp_path, monke
     ]
     plan = make_plan(flags, gpu="a100-80g", prompt_tokens=300)
     assert not plan.fits
-    assert "--gradient_checkpointing true" in dict(plan.mends)
-    assert not any("lora" in mend for mend, _ in plan.mends)  # GPT-2 has c_attn where ours have q_proj
+    assert "--gradient_checkpointing true" in dict(plan.fixes)
+    assert not any("lora" in fix for fix, _ in plan.fixes)  # GPT-2 has c_attn where ours have q_proj
 
 
 def test_a_token_budget_is_what_a_pass_holds(tmp_path, monkeypatch):
@@ -288,7 +288,7 @@ def test_a_token_budget_is_what_a_pass_holds(tmp_path, monkeypatch):
     assert (whole.demand.micro_batch, budgeted.demand.micro_batch) == (16, 3)
     assert budgeted.demand.accumulation == 6 * whole.demand.accumulation  # 3 + 3 + 3 + 3 + 3 + 1 rows
     assert budgeted.memory.peak < whole.memory.peak
-    assert f"--tokens_per_microbatch {length}" in dict(budgeted.mends)
+    assert f"--tokens_per_microbatch {length}" in dict(budgeted.fixes)
 
 
 @pytest.mark.parametrize("case", ["LoRA", "learns", "learns, no room", "no gradient"])

@@ -245,10 +245,10 @@ def test_arguments():
     assert args.tasks == ["aime", "amc23"]
     assert args.seeds == [0, 1, 2]
     assert EvalArguments(model="m", tasks="amc23", out="o", seeds=[7, 4]).seeds == [4, 7]
-    assert (args.temperature, args.top_p, args.min_p, args.top_k, args.max_tokens) == (0.3, 1.0, 0.01, 0, 2048)
+    assert (args.temperature, args.top_p, args.min_p, args.top_k, args.max_tokens) == (1.0, 1.0, 0.01, 0, 2048)
     assert all(f.metadata.get("help") for f in EvalArguments.__dataclass_fields__.values())
     for missing in ("model", "tasks", "out"):
-        with pytest.raises(UserError, match=f"--{missing}"):
+        with pytest.raises(UserError, match=f"--{missing.removesuffix('s')}: give"):
             EvalArguments(**({"model": "m", "tasks": "t", "out": "o"} | {missing: ""}))
     for field, value in (("n", 0), ("batch_size", 0), ("batch_size", -3), ("engines_per_gpu", 0), ("dtype", "float99")):
         with pytest.raises(UserError, match=f"{field}="):

@@ -88,7 +88,7 @@ def test_the_papers_rows_are_in_the_papers_studies():
         ({"variants": {}}, "needs at least one entry in variants"),
         ({"seeds": []}, "one in seeds"),
         ({"variants": {"a/b": {}}}, "becomes a folder name"),
-        ({"base": {}}, "names either model_name_or_path or scratch"),
+        ({"base": {}}, "names either model or scratch"),
         ({"evaluate": {"n": 4}}, "names no tasks"),
         ({"trian": {}}, "there is no part 'trian'"),
         ({"variants": {"a": {"extends": "brunch.yaml"}}}, "extends: brunch.yaml is no recipe"),

@@ -158,7 +158,7 @@ def test_a_template_that_refuses_a_system_turn(name):
 @pytest.mark.parametrize("name", ["paper", "plain"])
 def test_a_template_that_is_broken(name, template):
     for call in (lambda: render(PROBLEM, name, tokenizer(template)), lambda: chat_template(tokenizer(template), name)):
-        with pytest.raises(UserError, match="mend the chat template"):
+        with pytest.raises(UserError, match="fix the chat template"):
             call()
 
 
@@ -179,7 +179,7 @@ LOOP = "{% for i in range(99999) %}"
 )
 def test_a_template_without_end_is_a_sentence(template, said):
     """It may hang on a turn, or fill gigabytes: neither here."""
-    with pytest.raises(UserError, match=f"cannot render prompt format 'plain' .*{said}.*mend the chat template"):
+    with pytest.raises(UserError, match=f"cannot render prompt format 'plain' .*{said}.*fix the chat template"):
         chat_template(tokenizer(template), "plain")
 
 

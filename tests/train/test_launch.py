@@ -38,7 +38,7 @@ def gpus(monkeypatch):
     ("argv", "count", "sentence"),
     [
         (["--accelerate_config", "fsdp3"], 8, "no accelerate config 'fsdp3', neither as a file nor with the package: "
-         "choose from cpu, ddp, fsdp2, zero2, zero3."),
+         "perhaps you mean fsdp2"),
         (["--accelerate_config"], 8, "--accelerate_config names nothing: write --accelerate_config fsdp2."),
         (["--accelerate_config", "--beta", "1"], 8, "--accelerate_config names nothing"),
         (["--num_processes", "2"], 8, "--num_processes needs --accelerate_config: choose one of cpu, ddp,"),

@@ -88,12 +88,12 @@ def test_cycles_are_refused(write):
 
 
 @pytest.mark.parametrize("name", ["brunch", "recipes/brunch.yaml", "elsewhere/branch.yaml", "../branch.yaml", ""])
-def test_an_unknown_name_lists_the_packaged_ones(name, tmp_path, monkeypatch):
+def test_an_unknown_name_gets_the_nearest_or_all(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as error:
         load_recipe(name)
     assert f"there is no recipe {name!r}" in str(error.value)
-    for known in ("branch", "exact", "full_1.5b_grpo"):
+    for known in ("branch", "exact", "full_1.5b_grpo") if not name else ("perhaps you mean branch",):
         assert known in str(error.value)
 
 

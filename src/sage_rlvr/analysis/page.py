@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from sage_rlvr.analysis import figures
@@ -26,6 +25,8 @@ from sage_rlvr.analysis.support import support
 from sage_rlvr.analysis.trace import Traced, trace
 from sage_rlvr.analysis.verdicts import read_verdicts
 from sage_rlvr.errors import UserError
+from sage_rlvr.grid import Grid
+from sage_rlvr.names import near
 from sage_rlvr.store import SampleStore
 
 Found = dict[str, Any]  # run → its analysis
@@ -37,7 +38,7 @@ class Page:
     def __init__(self, kind: str, runs: Sequence[str | Path], base: str | Path | None):
         self.kind, self.base = kind, base
         self.runs = dict(zip(names(runs), runs))
-        self.tables: list[Table] = []
+        self.tables: list[Grid] = []
         self.notes: list[str] = []
         self.absent: dict[str, str] = {}  # folder → why
         self.record: dict[str, Any] = {}
@@ -83,7 +84,7 @@ def analyze(
     grid        –                                   task, top
     """
     if kind not in KINDS:
-        raise UserError(f"analyze {kind!r} is unknown; choose one of {', '.join(KINDS)}.")
+        raise UserError(f"analyze {kind!r} is unknown: {near(kind, KINDS)}.")
     if not runs:
         raise UserError(f"analyze {kind} needs at least one run's folder.")
     page, console = Page(kind, list(dict.fromkeys(map(str, runs))), base), console or Console()
@@ -97,7 +98,7 @@ def analyze(
         {"kind": kind, "base": str(base) if base else None, **page.record, "notes": page.notes, "absent": page.absent}
     )
     for table in page.tables:
-        console.print(table)
+        table.show(console)
     for note in page.notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)
     for folder, why in page.absent.items():
@@ -166,8 +167,8 @@ def _patterns(
             for name, f in t.frequency.items():
                 share = f"{_d(f.per_problem)} [{_d(f.low)}, {_d(f.high)}]"
                 row = (run, task, str(t.problems), str(t.solutions), name, share, _d(f.pooled), str(f.count))
-                table.add_row(*map(Text, row))
-            table.add_section()
+                table.add(*map(Text, row))
+            table.section()
     page.tables.append(table)
     page.record = {"level": level, "detectors": {n: p.pattern for n, p in detectors.items()}, "runs": found}
     page.draw = lambda path: figures.patterns_figure(found, path)
@@ -202,7 +203,7 @@ def _perplexity(
         *(f"{name}\n({mark:.3g})" for name, mark in marks.items()),
     )  # fmt: skip
     for run, t in found.items():
-        table.add_row(
+        table.add(
             *map(Text, (run, f"{t.samples:,}", f"{t.quantiles[0.5]:.3f}", f"{t.mean:.3f}", *map(_d, t.above.values())))
         )
     page.tables.append(table)
@@ -234,7 +235,7 @@ def _support(page: Page, budget: int | None = None) -> None:
         for task, s in by_task.items():
             m = s.metrics
             cells = (s.budget, m.P, m.E, m.S, m.O, *map(_d, (m.SRR, m.NDR, m.SDS, m.NSCR)))
-            table.add_row(*(Text(str(x)) for x in (run, task, *cells)))
+            table.add(*(Text(str(x)) for x in (run, task, *cells)))
             for word, ids in (("gained", s.E), ("lost", s.S)):
                 if ids:
                     page.notes.append(f"{run}, {task}: {word} {', '.join(ids[:12])}{', …' if len(ids) > 12 else ''}")
@@ -253,12 +254,12 @@ def _dynamics(page: Page) -> None:
     )
     for run, d in found.items():
         steps = f"{d.steps} of {d.planned}" if d.planned else str(d.steps)
-        norms.add_row(*map(Text, (run, steps, *(_d(t.mean) for t in d.grad_norm.values()))))
-        last.add_row(*map(Text, (run, *(f"{d.curves[n][-1][1]:.4g}" if n in d.curves else "–" for n in LAST.values()))))
+        norms.add(*map(Text, (run, steps, *(_d(t.mean) for t in d.grad_norm.values()))))
+        last.add(*map(Text, (run, *(f"{d.curves[n][-1][1]:.4g}" if n in d.curves else "–" for n in LAST.values()))))
         if o := d.overfit:
             ends = [(f"{_d(at['held_out'])} (step {at['step']})", _d(at["reward"])) for at in (o["peak"], o["end"])]
-            held.add_row(*map(Text, (run, *ends[0], *ends[1], _d(o["lost"]))))
-    page.tables += [norms, last, *([held] if held.row_count else [])]
+            held.add(*map(Text, (run, *ends[0], *ends[1], _d(o["lost"]))))
+    page.tables += [norms, last, *([held] if held.rows else [])]
     page.record = {"runs": found}
     page.draw = lambda path: figures.dynamics_figure(found, path)
 
@@ -277,7 +278,7 @@ def _grid_kind(page: Page, task: str | None = None, top: int | None = None) -> N
         shown = [
             _d(v) + (f" ± {_d(s)}" if s is not None else "") for v, s in ((c.pass_1, c.std_1), (c.pass_top, c.std_top))
         ]
-        table.add_row(*map(Text, (f"{c.threshold:g}", f"{c.ratio:g}", *shown, str(len(c.runs)))))
+        table.add(*map(Text, (f"{c.threshold:g}", f"{c.ratio:g}", *shown, str(len(c.runs)))))
     page.tables.append(table)
     page.record = {"grid": found}
     page.draw = lambda path: figures.grid_figure(found, path)
@@ -306,11 +307,9 @@ def _unfinished(folder: str | Path) -> list[str]:
     return out
 
 
-def _grid(title: str, *columns: str) -> Table:
-    table = Table(title=Text(title), header_style="bold")
-    for i, column in enumerate(columns):
-        table.add_column(Text(column), justify="left" if i == 0 else "right", overflow="fold")
-    return table
+def _grid(title: str, *columns: str) -> Grid:
+    named = [i for i, column in enumerate(columns) if column in ("run", "task", "pattern")]
+    return Grid(title, columns, keep=max(named, default=0) + 1, left=("task", "pattern"))
 
 
 def _d(x: float | None) -> str:

@@ -73,7 +73,7 @@ def _user_pattern(name: str, regex: Any) -> re.Pattern[str]:
     try:
         found = re.compile(regex, re.IGNORECASE)
     except (re.error, TypeError) as e:
-        raise UserError(f"pattern {name!r}: {regex!r} is not a regular expression ({e}); mend it.") from e
+        raise UserError(f"pattern {name!r}: {regex!r} is not a regular expression ({e}); fix it.") from e
     if found.search(""):
         raise UserError(f"pattern {name!r}: {regex!r} matches the empty text, so every solution; make it say more.")
     return found

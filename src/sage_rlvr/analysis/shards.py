@@ -36,7 +36,7 @@ def write_shard(folder: Path, rows: Sequence[dict[str, Any]], schema: pa.Schema)
     except OSError as e:
         part.unlink(missing_ok=True)
         raise UserError(
-            f"{folder} cannot be written ({e.strerror}); free space or mend its rights and run it again."
+            f"{folder} cannot be written ({e.strerror}); free space or fix its permissions and run it again."
         ) from e
     return path
 

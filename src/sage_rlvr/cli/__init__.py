@@ -1,14 +1,18 @@
-"""The door: one verb a function. Parse, call, print. Exit codes: 0 done, 2 wrong use, 1 failure, 130 interrupted."""
+"""The command line: one function per verb. Parse, call, print. Exit codes: 0 done, 2 wrong use, 1 failure, 130 interrupted."""
 
 import argparse
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from sage_rlvr import __version__, extensions
 from sage_rlvr.cli import before, evaluate, look, study, train
+from sage_rlvr.cli.verb import Parser
 from sage_rlvr.errors import UserError
 from sage_rlvr.files import refused
+from sage_rlvr.names import near, shown_flags
 
 VERBS = {  # in the order of --help
     "demo": study.DEMO,
@@ -33,24 +37,58 @@ VERBS = {  # in the order of --help
 }
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="sage-rlvr",
-        description="SAGE: RLVR whose KL anchor is shaped, and honest about its gradient.",
-        epilog="'sage-rlvr VERB --help' shows the flags of a verb and an example.",
+def verb_parser(name: str) -> Parser:
+    verb = VERBS[name]
+    parser = Parser(f"sage-rlvr {name}", verb.help, verb.example)
+    if verb.add is not None:
+        verb.add(parser)
+    parser.set_defaults(verb=name, run_verb=verb.run)
+    return parser
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The verb and its flags, old names included; a misspelling raises UserError with the nearest name."""
+    argv = list(argv)
+    if not argv or argv[0] in ("-h", "--help", "--version"):
+        return _door().parse_args(argv)
+    name = argv[0]
+    if name not in VERBS:
+        if name.startswith("-"):
+            _door().refuse_unknown([name])
+        raise UserError(f"there is no verb {name!r}: {near(name, VERBS)}; 'sage-rlvr --help' lists them.")
+    if VERBS[name].add is None:
+        return argparse.Namespace(verb=name, run_verb=VERBS[name].run, argv=shown_flags(argv[1:]))
+    return verb_parser(name).parse_args(shown_flags(argv[1:]))
+
+
+def _door() -> Parser:
+    """What stands before the verb, and the list of verbs."""
+    parser = Parser(
+        "sage-rlvr",
+        "Train language models with verifiable rewards (RLVR): GRPO, and SAGE's shaped KL anchor, with evaluation.",
+        usage="sage-rlvr [--import MODULE] VERB [flags]",
     )
     parser.add_argument(
         "--import",
         metavar="MODULE",
-        help="before the verb: a Python module or file name that registers tasks, scorers, formats or guides of yours",
+        help="before the verb: a Python module or file that registers your tasks, scorers, formats or guides",
     )
     parser.add_argument("--version", action="version", version=f"sage-rlvr {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for name, verb in VERBS.items():
-        sub = verbs.add_parser(name, help=verb.help, description=verb.help, epilog=f"example: {verb.example}")
-        if verb.add is not None:
-            verb.add(sub)
-        sub.set_defaults(run_verb=verb.run)
+    width = max(map(len, VERBS)) + 4
+    columns = min(shutil.get_terminal_size().columns, 120) - 2
+    lines = [
+        textwrap.fill(verb.help, columns, initial_indent=f"  {name}".ljust(width), subsequent_indent=" " * width)
+        for name, verb in VERBS.items()
+    ]
+    parser.epilog = "\n".join(
+        [
+            "verbs:",
+            *lines,
+            "",
+            "example: sage-rlvr demo",
+            "'sage-rlvr VERB --help' shows the flags of a verb, defaults and an example.",
+        ]
+    )
     return parser
 
 
@@ -61,27 +99,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv[:1] == ["--import"] and len(argv) > 1:
         os.environ[extensions.MODULES] = argv[1]
         argv = argv[2:]
-    verb = VERBS.get(argv[0]) if argv else None
-    if verb is not None and verb.add is None:
-        args = argparse.Namespace(verb=argv[0], run_verb=verb.run, argv=argv[1:])
-    else:
-        args = _parser().parse_args(argv)
+    if not argv:
+        _door().print_usage(sys.stderr)
+        print("sage-rlvr: name a verb: 'sage-rlvr --help' lists them.", file=sys.stderr)
+        return 2
+    who = f"sage-rlvr {argv[0]}" if argv[0] in VERBS else "sage-rlvr"
     try:
+        args = parse(argv)
         extensions.load()
         args.run_verb(args)
     except UserError as e:
-        print(f"sage-rlvr {args.verb}: {e}", file=sys.stderr)
+        print(f"{who}: {e}", file=sys.stderr)
         return e.exit_code
     except BrokenPipeError:  # the reader has seen enough: | head
         sys.stderr.close()
         return 0
     except KeyboardInterrupt:
-        print(f"\nsage-rlvr {args.verb}: interrupted", file=sys.stderr)
+        print(f"\n{who}: interrupted", file=sys.stderr)
         return 130
     except Exception as e:
         sentence = refused(e, argv)
         if sentence is None:
             raise  # the program's own: its traceback is what helps
-        print(f"sage-rlvr {args.verb}: {sentence}", file=sys.stderr)
+        print(f"{who}: {sentence}", file=sys.stderr)
         return 1
     return 0

@@ -2,13 +2,13 @@
 
 import argparse
 
-from sage_rlvr.cli.verb import Verb
+from sage_rlvr.cli.verb import Verb, one_of
 from sage_rlvr.errors import Failed, UserError
 
 
 def _doctor_flags(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--config", help="a recipe: whether it can run here")
-    p.add_argument("--verl", action="store_true", help="prove that the verl plug-in is active in this environment")
+    p.add_argument("--config", help="a recipe: check that it can run here")
+    p.add_argument("--verl", action="store_true", help="check that the verl plug-in is active in this environment")
     p.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -16,11 +16,11 @@ def _doctor(args: argparse.Namespace) -> None:
     from sage_rlvr.doctor.page import show_doctor
 
     if not show_doctor(args.config, args.verl, args.json):
-        raise Failed("something is to be mended: see above.")
+        raise Failed("something must be fixed: see above.")
 
 
 DOCTOR = Verb(
-    "whether this machine, its libraries and a config are ready, with the mend for what is not",
+    "check that this machine, its libraries and a recipe are ready, with a fix for what is not",
     "sage-rlvr doctor --config recipes/branch.yaml",
     _doctor_flags,
     _doctor,
@@ -35,7 +35,7 @@ def _plan(args: argparse.Namespace) -> None:
 
 PLAN = Verb(
     "estimated memory, time and disk of a run before it starts",
-    "sage-rlvr plan --config recipes/branch.yaml --gpu h200",
+    "sage-rlvr plan --config recipes/branch.yaml --gpu rtx4090",
     None,
     _plan,
 )
@@ -53,7 +53,7 @@ def _bench(args: argparse.Namespace) -> None:
 
 
 BENCH = Verb(
-    "time the pieces of a training step on this machine: guides, head, verifier, the step, packing",
+    "time the parts of a training step on this machine: guides, head, verifier, step, packing",
     "sage-rlvr bench --out bench.json",
     _bench_flags,
     _bench,
@@ -81,8 +81,11 @@ LAB = Verb(
 
 
 def _tasks_flags(p: argparse.ArgumentParser) -> None:
-    p.add_argument("what", nargs="?", choices=["show", "decontaminate"], help="nothing: list them all")
-    p.add_argument("name", nargs="?", help="a task, such as amc23")
+    what = ["show", "decontaminate"]
+    p.add_argument(
+        "what", nargs="?", type=one_of(what, "part of tasks"), metavar="{show,decontaminate}", help="left out: list all"
+    )
+    p.add_argument("name", nargs="?", help="a task, such as gsm8k")
     p.add_argument("n", nargs="?", type=int, default=3, help="how many problems to show (default: %(default)s)")
     p.add_argument(
         "--format",
@@ -91,7 +94,9 @@ def _tasks_flags(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--data_dir", help="folder of local task files (default: $SAGE_RLVR_DATA, then ./data)")
     p.add_argument("--split", help="another split than the task's own")
-    p.add_argument("--pairs", action="store_true", help="decontaminate: print what was dropped beside what it repeats")
+    p.add_argument(
+        "--pairs", action="store_true", help="decontaminate: print each dropped problem and the one it repeats"
+    )
 
 
 def _tasks(args: argparse.Namespace) -> None:
@@ -108,7 +113,7 @@ def _tasks(args: argparse.Namespace) -> None:
 
 
 TASKS = Verb(
-    "list the tasks, show problems as the model will see them, or what decontamination drops",
+    "list the tasks; show problems as the model sees them, or what decontamination drops",
     "sage-rlvr tasks show countdown-ltr 3",
     _tasks_flags,
     _tasks,

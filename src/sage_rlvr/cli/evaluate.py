@@ -1,34 +1,32 @@
 """Samples, judged: one evaluation, its numbers, several side by side."""
 
 import argparse
+from dataclasses import fields
 
-from sage_rlvr.cli.verb import Verb
-from sage_rlvr.errors import UserError
+from sage_rlvr.cli.verb import Verb, add_fields
+from sage_rlvr.names import OLD
+
+
+def _eval_flags(p: argparse.ArgumentParser) -> None:
+    from sage_rlvr.evaluate.arguments import EvalArguments
+
+    p.usage = "sage-rlvr eval --model MODEL --task TASK --out FOLDER [--n N] [--temperature T] [flags]"
+    add_fields(p, EvalArguments, OLD)
 
 
 def _eval(args: argparse.Namespace) -> None:
-    from transformers import HfArgumentParser
-
+    from sage_rlvr.evaluate.arguments import EvalArguments
     from sage_rlvr.evaluate.page import show_results
-    from sage_rlvr.evaluate.run import EvalArguments, evaluate
+    from sage_rlvr.evaluate.run import evaluate
 
-    parser = HfArgumentParser(
-        EvalArguments,
-        prog="sage-rlvr eval",
-        description=EVAL.help,
-        epilog=f"example: {EVAL.example}",
-        allow_abbrev=False,
-    )
-    given, unknown = parser.parse_args_into_dataclasses(args.argv, return_remaining_strings=True)
-    if unknown:
-        raise UserError(f"eval has no {unknown[0]!r}: 'sage-rlvr eval --help' lists the flags.")
+    given = EvalArguments(**{f.name: getattr(args, f.name) for f in fields(EvalArguments)})
     show_results(evaluate(given))
 
 
 EVAL = Verb(
-    "sample and judge: pass@k from 1 to n with intervals; the same command goes on after an interruption",
-    "sage-rlvr eval --model runs/branch --tasks aime,amc23,math500-l5 --n 256 --seeds 5 --out runs/branch-eval",
-    None,
+    "sample and judge: pass@k for k up to n, with intervals; run the same command again to continue",
+    "sage-rlvr eval --model runs/branch --task amc23 --n 64 --out runs/branch-eval",
+    _eval_flags,
     _eval,
 )
 

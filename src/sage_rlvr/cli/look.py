@@ -2,15 +2,16 @@
 
 import argparse
 
-from sage_rlvr.cli.verb import Verb
+from sage_rlvr.cli.verb import Verb, one_of
 
 
 def _analyze_flags(p: argparse.ArgumentParser) -> None:
-    p.add_argument("kind", choices=["patterns", "perplexity", "support", "dynamics", "grid"], help="which analysis")
+    kinds = ["patterns", "perplexity", "support", "dynamics", "grid"]
+    p.add_argument("kind", type=one_of(kinds, "analysis"), metavar=f"{{{','.join(kinds)}}}", help="which analysis")
     p.add_argument("runs", nargs="+", metavar="RUN", help="folders of evaluations or training runs")
     p.add_argument("--base", help="support, perplexity: the base's evaluation (perplexity: or a model)")
     p.add_argument("--out", help="folder for the JSON and the figure")
-    p.add_argument("--budget", type=int, help="support: how many samples a problem may take (default: the smaller n)")
+    p.add_argument("--budget", type=int, help="support: samples per problem (default: the smaller n)")
     p.add_argument("--pattern", action="append", metavar="NAME=REGEX", help="patterns: a detector of your own")
     p.add_argument("--pattern_file", help="patterns: a YAML file of name: regex")
     p.add_argument(
@@ -18,7 +19,7 @@ def _analyze_flags(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--level", type=float, help="patterns: level of the intervals (default: 0.95)")
     p.add_argument("--thresholds", type=float, nargs="+", help="perplexity: tails above these, where --base is a model")
-    p.add_argument("--limit", type=int, help="perplexity: samples a problem")
+    p.add_argument("--limit", type=int, help="perplexity: samples per problem (default: all)")
     p.add_argument(
         "--batch_tokens", type=int, help="perplexity: tokens read together (default: 4,096, on a GPU 16,384)"
     )
@@ -53,7 +54,7 @@ def _trace_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--guide", help="guide that shapes q (default: the training run's)")
     p.add_argument("--guide_args", help="its arguments, as JSON")
     p.add_argument("--limit", type=int, default=20, help="problems (default: %(default)s)")
-    p.add_argument("--per_problem", type=int, default=8, help="completions a problem (default: %(default)s)")
+    p.add_argument("--per_problem", type=int, default=8, help="completions per problem (default: %(default)s)")
     p.add_argument("--data_dir", help="folder of local task files")
     p.add_argument("--out", help="folder for the trace (default: RUN/trace, where report and explore look for it)")
     p.add_argument("--batch_tokens", type=int, help="tokens read together (default: 4,096, on a GPU 16,384)")

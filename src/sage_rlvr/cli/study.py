@@ -1,14 +1,16 @@
 """Many runs at once: a study, and the demo, which is one."""
 
 import argparse
+import shutil
+import textwrap
 
-from sage_rlvr.cli.verb import Verb
+from sage_rlvr.cli.verb import Verb, one_of
 from sage_rlvr.errors import Failed, UserError
 
 
 def _demo_flags(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--out", default="runs/demo", help="its folder (default: %(default)s); run again to go on")
-    p.add_argument("--jobs", type=int, help="runs at a time (default: one a core up to 4)")
+    p.add_argument("--out", default="runs/demo", help="its folder (default: %(default)s); run again to continue")
+    p.add_argument("--jobs", type=int, help="runs at a time (default: one per core, up to 4)")
     p.add_argument("--open", action="store_true", help="show the page in the browser")
 
 
@@ -20,17 +22,21 @@ def _demo(args: argparse.Namespace) -> None:
 
 
 DEMO = Verb(
-    "the whole product on an embedded default: train a small model four ways, sample, compare, look",
+    "train a small model several ways on this CPU, sample, compare, and open the page",
     "sage-rlvr demo --out runs/demo --open",
     _demo_flags,
     _demo,
 )
 
 
+WHAT = ("run", "status", "table", "frontier", "report", "list")
+
+
 def _study_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "what",
-        choices=["run", "status", "table", "frontier", "report", "list"],
+        type=one_of(WHAT, "part of study"),
+        metavar=f"{{{','.join(WHAT)}}}",
         help="run: what is missing of a study; status: where its runs stand; table: pass@k of every variant; frontier: who has "
         "more pass@n at the same pass@1, and at the same distance from the reference, over a sweep; report: the page; list: "
         "the packaged studies",
@@ -42,12 +48,12 @@ def _study_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--open", action="store_true", help="report: show it in the browser")
     p.add_argument(
         "--reference",
-        help="frontier: the family the others are held against (default: the first); table: a variant, to see what the others "
-        "have more",
+        help="frontier: the family the others are held against (default: the first); table: a variant, to subtract "
+        "from the others",
     )
     p.add_argument("--task", help="frontier: which task (default: the study's first)")
     p.add_argument(
-        "--jobs", type=int, help="run: how many runs at a time (default: one a GPU, else one a core up to 4)"
+        "--jobs", type=int, help="run: how many runs at a time (default: one per GPU, else one per core, up to 4)"
     )
 
 
@@ -56,8 +62,9 @@ def _study(args: argparse.Namespace) -> None:
     from sage_rlvr.study.plan import list_studies
 
     if args.what == "list":
+        columns = shutil.get_terminal_size().columns
         for name, about in list_studies().items():
-            print(f"{name:<12} {about}")
+            print(textwrap.fill(about, columns, initial_indent=f"{name:<16}", subsequent_indent=" " * 16))
     elif args.target is None:
         raise UserError(f"study {args.what} needs {'a study file' if args.what == 'run' else 'the folder of a study'}.")
     elif args.what == "run":

@@ -6,18 +6,21 @@ from sage_rlvr.cli.verb import Verb
 
 
 def _train(args: argparse.Namespace) -> None:
+    if "--help" in args.argv or "-h" in args.argv:
+        from sage_rlvr.train.help import train_help
+
+        print(train_help())
+        return
     from sage_rlvr.train import run
 
-    if "--help" in args.argv or "-h" in args.argv:
-        print(run.short_help())
-    elif "--help_all" in args.argv:
+    if "--help_all" in args.argv:
         run.make_parser().print_help()
     else:
         print(f"trained: {run.train(args.argv)}")
 
 
 TRAIN = Verb(
-    "train with a shaped anchor: SFT where the recipe asks for it, then RL",
+    "train with GRPO or SAGE: SFT if the recipe asks for it, then RL",
     "sage-rlvr train --config recipes/branch.yaml --learning_rate 1e-6",
     None,
     _train,

@@ -67,7 +67,7 @@ def demand_of(run: Any, args: Any, model_args: Any, bf16: bool, prompt: int | No
 
     model = model_args.model_name_or_path
     if not model:
-        raise UserError("no model to plan for: give --model_name_or_path a Hub id, a folder or a .gguf file.")
+        raise UserError("no model to plan for: give --model a Hub id, a folder or a .gguf file.")
     config = architecture(model, args.trust_remote_code)
     adapter = is_adapter(model)
     lora = _peft_config(model) if adapter else get_peft_config(model_args)

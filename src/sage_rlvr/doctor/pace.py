@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sage_rlvr.doctor.activations import Weights, layers_of
+from sage_rlvr.doctor.cards import find_card
 from sage_rlvr.doctor.demand import Demand
 from sage_rlvr.doctor.machine import memory
 from sage_rlvr.doctor.memory import Memory
-from sage_rlvr.errors import UserError
 
 REACHED = 0.4  # of the data sheet's bf16 FLOP/s in training
 STREAMED = 0.6  # of its bandwidth in decoding
@@ -32,23 +32,9 @@ class Device:
     bandwidth: float  # bytes a second, reached
 
 
-def _sheet(name: str, memory_bytes: float, flops: float, bandwidth: float) -> Device:
-    return Device(name, "cuda", memory_bytes, memory_bytes, flops * REACHED, bandwidth * STREAMED)
-
-
-GPUS = {
-    "h200": _sheet("NVIDIA H200", 150.1e9, 989e12, 4.8e12),
-    "h100": _sheet("NVIDIA H100 80GB", 85.0e9, 989e12, 3.35e12),
-    "a100-80g": _sheet("NVIDIA A100 80GB", 85.1e9, 312e12, 2.0e12),
-}
-
-
 def named_gpu(name: str) -> Device:
-    if name.lower() not in GPUS:
-        raise UserError(
-            f"--gpu {name} is not known: choose {', '.join(GPUS)}, or leave it out to plan for this machine."
-        )
-    return GPUS[name.lower()]
+    card = find_card(name)
+    return Device(card.title, "cuda", card.memory, card.memory, card.flops * REACHED, card.bandwidth * STREAMED)
 
 
 def this_machine(use_cpu: bool, mixed: bool = True, seconds: float = 0.7) -> Device:

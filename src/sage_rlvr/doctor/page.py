@@ -1,6 +1,7 @@
 """What ``sage-rlvr doctor`` and ``sage-rlvr plan`` print."""
 
 import argparse
+import difflib
 import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -8,13 +9,16 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from sage_rlvr.doctor.cards import card_lines
 from sage_rlvr.doctor.check import Check
 from sage_rlvr.errors import UserError
+from sage_rlvr.names import near
 
 if TYPE_CHECKING:  # a plan needs TRL, which takes seconds to import; a doctor without a config does not
     from sage_rlvr.doctor.plan import Plan
 
 GB = 1e9
+OWN = ("--gpu", "--prompt_tokens", "--json")
 MARKS = {True: "[green]✓[/]", False: "[bold red]✗[/]", None: "[dim]–[/]"}
 
 
@@ -56,12 +60,12 @@ def _print_checks(checks: list[Check]) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for check in checks:
-        mend = f"\n[yellow]→ {_plain(check.mend)}[/]" if check.mend and check.ok is not True else ""
-        table.add_row(MARKS[check.ok], check.name, _plain(check.found) + mend)
+        fix = f"\n[yellow]→ {_plain(check.fix)}[/]" if check.fix and check.ok is not True else ""
+        table.add_row(MARKS[check.ok], check.name, _plain(check.found) + fix)
     console = Console()
     console.print(table)
     failed = [check.name for check in checks if check.ok is False]
-    console.print(f"[bold red]{len(failed)} to mend:[/] {', '.join(failed)}" if failed else "[green]ready[/]")
+    console.print(f"[bold red]{len(failed)} to fix:[/] {', '.join(failed)}" if failed else "[green]ready[/]")
 
 
 def _plain(text: str) -> str:
@@ -73,26 +77,41 @@ def _plain(text: str) -> str:
 
 def plan_flags(p: argparse.ArgumentParser) -> None:
     """The verb's own flags; every other goes to the run's settings, as train takes them."""
-    p.add_argument("--gpu", help="plan for this card in place of this machine: h200, h100 or a100-80g")
+    p.add_argument("--gpu", metavar="CARD", help="plan for one of the cards below (default: this machine)")
     p.add_argument("--prompt_tokens", type=int, help="tokens of the longest prompt (default: counted where possible)")
     p.add_argument("--json", action="store_true", help="print JSON")
 
 
 def show_plan(argv: list[str]) -> bool:
     """``argv``: --config RECIPE, overrides as train takes them, and plan's own flags. True if the run fits."""
+    example = "sage-rlvr plan --config recipes/branch.yaml --gpu rtx4090"
     parser = argparse.ArgumentParser(
         prog="sage-rlvr plan",
-        usage="sage-rlvr plan --config RECIPE [--gpu NAME] [--json] [--SETTING VALUE ...]",
-        description="estimated memory, time and disk of a run before it starts; every setting of train works here too",
-        epilog="example: sage-rlvr plan --config recipes/branch.yaml --gpu h200",
+        usage="sage-rlvr plan [--config RECIPE] [--model MODEL] [--gpu CARD] [--json]\n"
+        "                      [--SETTING VALUE ...]",
+        description="Estimated memory, time and disk of a run before it starts.\nEvery setting of train works here too.",
+        epilog="\n".join(
+            [
+                "cards, by their data sheets:",
+                *card_lines(),
+                "",
+                f"example: {example}",
+            ]
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        exit_on_error=False,
         allow_abbrev=False,
     )
     plan_flags(parser)
-    own, rest = parser.parse_known_args(argv)
+    try:
+        own, rest = parser.parse_known_args(argv)
+    except argparse.ArgumentError as e:
+        raise UserError(f"{e}; 'sage-rlvr plan --help' shows an example.") from e
+    for word in (w.partition("=")[0] for w in rest if w.startswith("--")):
+        if difflib.get_close_matches(word, OWN, n=1, cutoff=0.85):
+            raise UserError(f"plan has no {word!r}: {near(word, OWN)}.")
     if not rest:
-        raise UserError(
-            "nothing to plan: write sage-rlvr plan --config recipes/branch.yaml, or --model_name_or_path MODEL."
-        )
+        raise UserError("nothing to plan: write sage-rlvr plan --config recipes/branch.yaml, or --model MODEL.")
     from sage_rlvr.doctor.plan import make_plan
 
     plan = make_plan(rest, own.gpu, own.prompt_tokens)
@@ -110,7 +129,7 @@ def _print_plan(plan: "Plan") -> None:
         console.print()
     mark, verb = ("[green]✓[/]", "fits") if plan.fits else ("[bold red]✗[/]", "does not fit")
     console.print(f"{mark} {size(plan.memory.peak)} {verb} in {size(plan.device.free)} free on {plan.device.name}")
-    for flags, peak in plan.mends:
+    for flags, peak in plan.fixes:
         inside = "[green]fits[/]" if peak <= plan.device.free else "not enough by itself"
         console.print(f"  [yellow]→[/] {flags}: {size(peak)}, {inside}", soft_wrap=True)
     if sum(p.bytes for p in plan.disk) > plan.disk_free:
@@ -118,7 +137,7 @@ def _print_plan(plan: "Plan") -> None:
             f"[bold red]✗[/] disk: {size(plan.disk_free)} free; set output_dir to a larger disk, or save_total_limit"
         )
     for note in plan.notes:
-        console.print(f"[dim]{_plain(note)}[/]", soft_wrap=True)
+        console.print(f"[dim]{_plain(note)}[/]")
 
 
 def _memory_table(plan: "Plan") -> Table:

@@ -27,7 +27,7 @@ class Plan:
     seconds: dict[str, float]
     disk: list[Part]
     disk_free: float
-    mends: list[tuple[str, float]]  # flags → the peak with them; only where the run does not fit
+    fixes: list[tuple[str, float]]  # flags → the peak with them; only where the run does not fit
     notes: list[str]
 
     @property
@@ -56,7 +56,7 @@ class Plan:
             "disk": parts(self.disk),
             "disk_bytes": total(self.disk),
             "disk_free": self.disk_free,
-            "mends": [{"flags": flags, "peak_bytes": peak} for flags, peak in self.mends],
+            "fixes": [{"flags": flags, "peak_bytes": peak} for flags, peak in self.fixes],
             "notes": self.notes,
         }
 
@@ -93,7 +93,7 @@ def make_plan(
         seconds_of(demand, memory, device),
         disk,
         float(shutil.disk_usage(there).free),
-        [] if fits else mends_of(demand, device, memory.peak, lambda flags: _rollout([*argv, *flags], gpu)),
+        [] if fits else fixes_of(demand, device, memory.peak, lambda flags: _rollout([*argv, *flags], gpu)),
         _notes(run, demand, device, gpu),
     )
 
@@ -164,7 +164,7 @@ def cached(name: str) -> bool:
 Rollout = Callable[[list[str]], int | None]  # flags → rows of a rollout with them
 
 
-def mends_of(demand: Demand, device: Device, peak: float, rollout: Rollout) -> list[tuple[str, float]]:
+def fixes_of(demand: Demand, device: Device, peak: float, rollout: Rollout) -> list[tuple[str, float]]:
     """Each change by itself, those that help most first; one that changes the experiment comes last."""
     cuda = device.kind == "cuda"
     helps = []
@@ -172,7 +172,7 @@ def mends_of(demand: Demand, device: Device, peak: float, rollout: Rollout) -> l
         with contextlib.suppress(ValueError):  # LoRA on modules that the model does not have
             new = memory_of(changed, cuda, device.memory).peak
             helps += [(flags, new)] if new < 0.98 * peak else []
-    return sorted(helps, key=lambda mend: ("max_completion_length" in mend[0], mend[1]))
+    return sorted(helps, key=lambda fix: ("max_tokens" in fix[0], fix[1]))
 
 
 def _changes(demand: Demand, cuda: bool, rollout: Rollout) -> list[tuple[str, Demand]]:
@@ -201,20 +201,16 @@ def _changes(demand: Demand, cuda: bool, rollout: Rollout) -> list[tuple[str, De
         found.append(("--use_vllm true --vllm_mode colocate", replace(demand, vllm=0.3)))
     if cuda and demand.vllm and not demand.vllm_sleeps:
         found.append(("--vllm_enable_sleep_mode true", replace(demand, vllm_sleeps=True)))
-    found.append(
-        (f"--max_completion_length {demand.completion // 2}", replace(demand, completion=demand.completion // 2))
-    )
+    found.append((f"--max_tokens {demand.completion // 2}", replace(demand, completion=demand.completion // 2)))
     return found
 
 
 def _notes(run: Any, demand: Demand, device: Device, gpu: str | None) -> list[str]:
-    notes = [
-        "time is rough and an upper bound: every completion is taken to be as long as max_completion_length allows."
-    ]
+    notes = ["time is rough, and an upper bound: every completion is counted as long as max_tokens allows."]
     if not demand.prompt_known:
-        notes.append(f"prompts are taken to have {demand.prompt} tokens: --prompt_tokens says otherwise.")
+        notes.append(f"prompts are counted as {demand.prompt} tokens: set --prompt_tokens if yours differ.")
     if device.kind == "cpu" and not gpu:
-        notes.append("planned for this machine's CPU: --gpu h200 (h100, a100-80g) plans for such a card.")
+        notes.append("planned for this machine's CPU: --gpu rtx4090 plans for a card (plan --help lists them).")
     if run.sft:
         notes.append("the SFT stage before RL is counted in disk alone.")
     if demand.vllm_server:

@@ -1,4 +1,4 @@
-"""Whether a given config can run here, each obstacle with its mend."""
+"""Whether a given config can run here, each obstacle with its fix."""
 
 import contextlib
 import io
@@ -48,10 +48,10 @@ def config_checks(config: str) -> list[Check]:
 
 
 def _refused(name: str, e: Exception | str) -> Check:
-    """The library's or our own sentence: what is wrong stands before the colon, how to mend it after."""
+    """The library's or our own sentence: what is wrong stands before the colon, how to fix it after."""
     what = " ".join(str(e).split())
-    found, colon, mend = what.partition(": ")
-    return Check(name, False, found, mend) if colon else Check(name, False, what, "change the setting it names.")
+    found, colon, fix = what.partition(": ")
+    return Check(name, False, found, fix) if colon else Check(name, False, what, "change the setting it names.")
 
 
 def _asked(name: str, look: Any) -> Check:
@@ -89,7 +89,7 @@ def _accelerator(args: Any) -> Check:
 
 def model_found(name: str | None, trusted: bool = False) -> str | Check:
     if not name:
-        raise UserError("the config names no model: set model_name_or_path to a Hub id, a folder or a .gguf file.")
+        raise UserError("the config names no model: set model to a Hub id, a folder or a .gguf file.")
     source = resolved(name)
     if is_gguf(source):
         return f"{Path(source).name}, to be dequantised once"
@@ -101,7 +101,7 @@ def model_found(name: str | None, trusted: bool = False) -> str | Check:
         return f"folder {name}"
     if cached(source):
         return f"{source}, in the Hub's cache"
-    return _from_hub("model", source, "give model_name_or_path the folder of a copy")
+    return _from_hub("model", source, "give --model the folder of a copy")
 
 
 def adapter_fits(adapter: str, trusted: bool = False) -> str:
@@ -134,15 +134,15 @@ def data_found(task: str, data_dir: str | None) -> str | Check:
     return _from_hub(f"data of {task}", missing.hub, f"put {stem}.jsonl into data_dir", data=True)
 
 
-def _from_hub(name: str, source: str, mend: str, data: bool = False) -> Check:
+def _from_hub(name: str, source: str, fix: str, data: bool = False) -> Check:
     hub = hub_check()
     if hub.ok or "proxy" in hub.found:
         return Check(name, True, f"{source}, to be fetched from the Hub")
     if data:  # datasets keeps its own cache, whose layout is its own affair
         return Check(
-            name, None, f"{source} is not in a data folder and the Hub is out of reach; perhaps cached", f"{mend}."
+            name, None, f"{source} is not in a data folder and the Hub is out of reach; perhaps cached", f"{fix}."
         )
-    return Check(name, False, f"{source} is not here and the Hub is out of reach", f"go online, or {mend}.")
+    return Check(name, False, f"{source} is not here and the Hub is out of reach", f"go online, or {fix}.")
 
 
 def _sft_checks(run: Any, args: Any, model_args: Any) -> list[Check]:
@@ -177,6 +177,6 @@ def _memory(plan: Plan) -> Check:
     found = f"about {plan.memory.peak / GB:.1f} GB of {plan.device.free / GB:.1f} GB free on {plan.device.name}"
     if plan.fits:
         return Check("memory", True, found)
-    enough = [flags for flags, peak in plan.mends if peak <= plan.device.free]
-    flags = (enough or [flags for flags, _ in plan.mends] or ["a smaller model"])[0]
+    enough = [flags for flags, peak in plan.fixes if peak <= plan.device.free]
+    flags = (enough or [flags for flags, _ in plan.fixes] or ["a smaller model"])[0]
     return Check("memory", False, found, f"try {flags}; 'sage-rlvr plan' shows what costs what.")

@@ -61,8 +61,8 @@ def _entry_point() -> Check:
     found = [point.name for point in entry_points(group="verl.plugins") if point.value == PLUGIN]
     if found:
         return Check("entry point", True, f"verl.plugins: {found[0]} = {PLUGIN}")
-    mend = "install sage-rlvr into verl's environment again (pip install --no-deps sage-rlvr): the entry point comes with it."
-    return Check("entry point", False, f"no entry point of group verl.plugins names {PLUGIN}", mend)
+    fix = "install sage-rlvr into verl's environment again (pip install --no-deps sage-rlvr): the entry point comes with it."
+    return Check("entry point", False, f"no entry point of group verl.plugins names {PLUGIN}", fix)
 
 
 def _policy() -> Check:
@@ -89,8 +89,8 @@ def _probe(timeout_s: float) -> list[Check]:
     lines = [line for line in done.stdout.splitlines() if line.startswith("SAGE-DOCTOR ")]
     if not lines:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        mend = f"mend verl's V1 trainer first; it also imports {UNDECLARED}, which its package does not ask for."
-        return [Check("plug-in active", False, f"verl.trainer.ppo.v1 does not import: {last}", mend)]
+        fix = f"fix verl's V1 trainer first; it also imports {UNDECLARED}, which its package does not ask for."
+        return [Check("plug-in active", False, f"verl.trainer.ppo.v1 does not import: {last}", fix)]
     found = json.loads(lines[-1].removeprefix("SAGE-DOCTOR "))
     return _judge(found, done.stderr)
 
@@ -105,10 +105,10 @@ def _judge(found: dict, errors: str) -> list[Check]:
         ]
     close = all(abs(a - b) < 1e-5 for a, b in zip(found["kl"], found["expected"]))
     said = f"verl's k3 toward ref + log q is {found['kl'][1]:.5f} at a fork, in closed form {found['expected'][1]:.5f}"
-    mend = "" if close else "verl's kl_penalty is not the one of 0.9.1: install the tested version."
+    fix = "" if close else "verl's kl_penalty is not the one of 0.9.1: install the tested version."
     return [
         Check("plug-in active", True, f"import verl alone leads to trainer_mode=sage_sync ({modes})"),
-        Check("anchor shaped", close, said, mend),
+        Check("anchor shaped", close, said, fix),
     ]
 
 
@@ -117,7 +117,7 @@ def main() -> int:
     checks = check_verl()
     for check in checks:
         mark = {True: "ok  ", False: "FAIL", None: "?   "}[check.ok]
-        print(f"{mark} {check.name}: {check.found}" + (f" -> {check.mend}" if check.mend else ""))
+        print(f"{mark} {check.name}: {check.found}" + (f" -> {check.fix}" if check.fix else ""))
     return 1 if any(check.ok is False for check in checks) else 0
 
 

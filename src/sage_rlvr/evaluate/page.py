@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from sage_rlvr.errors import UserError
@@ -12,6 +11,7 @@ from sage_rlvr.evaluate import figures, tables
 from sage_rlvr.evaluate.compare import AVERAGE, Cell, Comparison, compare
 from sage_rlvr.evaluate.results import Average, Estimate, Paired, Results, SupportTask, TaskResult, results
 from sage_rlvr.evaluate.tables import digits
+from sage_rlvr.grid import Grid
 
 Curves = dict[str, dict[str, Mapping[int, figures.Point]]]
 
@@ -26,14 +26,14 @@ def show_results(
     """One run: prints its tables and writes results.json, table.md, table.tex and the curves (into the run, unless told)."""
     console = console or Console()
     found = results(folder, level=level, base=base)
-    console.print(_results_table(found))
+    _results_table(found).show(console)
     console.print(
         Text(f"brackets: {level:.0%} bootstrap intervals over problems; ±: standard deviation over seeds", "dim")
     )
-    console.print(_rates_table(found))
+    _rates_table(found).show(console)
     if found.paired and found.support:
-        console.print(_paired_table(found.paired))
-        console.print(_support_table(found.support))
+        _paired_table(found.paired).show(console)
+        _support_table(found.support).show(console)
     _print_notes(console, _run_notes(found), [])
     own: Curves = {Path(folder).resolve().name: {name: t.pass_at for name, t in found.tasks.items() if t.pass_at}}
     if found.average and len(found.average.tasks) > 1:
@@ -53,9 +53,9 @@ def show_comparison(
     """Several runs: prints the table and the differences from the first; with ``out``, writes them and the curves."""
     console = console or Console()
     found = compare(folders, level, partial)
-    console.print(_comparison_table(found))
+    _comparison_table(found).show(console)
     if len(found.rows) > 1:
-        console.print(_change_table(found))
+        _change_table(found).show(console)
     console.print(Text(tables.about(found), style="dim"))
     _print_notes(console, found.notes, tables.not_shown(found))
     if out is not None:
@@ -85,13 +85,6 @@ def _write(console: Console, folder: Path, texts: dict[str, str], curves: Curves
 # ---- tables ------------------------------------------------------------------------------------------------------
 
 
-def _grid(title: str, *columns: str) -> Table:
-    table = Table(title=Text(title), header_style="bold")
-    for i, column in enumerate(columns):
-        table.add_column(Text(column), justify="left" if i == 0 else "right")
-    return table
-
-
 def _bracketed(e: Estimate | None) -> str:
     if e is None:
         return "–"
@@ -106,62 +99,61 @@ def _over_seeds(e: Estimate) -> str:
     return digits(e.seed_mean) + (f" ± {digits(e.seed_std)}" if e.seed_std is not None else "")
 
 
-def _results_table(r: Results) -> Table:
-    table = _grid(
-        f"{r.run or r.folder} · {r.model}", "task", "problems", "n × seeds", "k", "pass@k", "over seeds", "majority@k"
-    )
-    rows: list[tuple[str, str, str, TaskResult | Average]] = [
-        (name, str(t.problems), f"{t.n} × {len(t.seeds)}", t) for name, t in r.tasks.items()
-    ]
+def _results_table(r: Results) -> Grid:
+    table = Grid(f"{r.run or r.folder} · {r.model}", ("task", "k", "pass@k", "over seeds", "majority@k"), keep=2)
+    rows: dict[str, TaskResult | Average] = dict(r.tasks)
     if r.average and len(r.average.tasks) > 1:
-        rows.append((f"mean of {len(r.average.tasks)} tasks", "", "", r.average))
-    for name, problems, size, t in rows:
+        rows[f"mean of {len(r.average.tasks)} tasks"] = r.average
+    for name, t in rows.items():
         for i, (k, e) in enumerate(t.pass_at.items()):
-            head = (name, problems, size) if i == 0 else ("", "", "")
-            table.add_row(*map(Text, (*head, str(k), _bracketed(e), _over_seeds(e), _bracketed(t.majority_at.get(k)))))
+            head = "" if i else name
+            table.add(head, str(k), _bracketed(e), _over_seeds(e), _bracketed(t.majority_at.get(k)))
         if not t.pass_at:
-            table.add_row(*map(Text, (name, problems, size, "–", "–", "–", "–")))
-        table.add_section()
+            table.add(name, "–", "–", "–", "–")
+        table.section()
     return table
 
 
-def _rates_table(r: Results) -> Table:
-    columns = ("answered", "truncated", "truncated, no answer", "errors", "tokens", "right answers", "right solutions")
-    table = _grid("samples (the last two: different ones in n samples of a problem)", "task", *columns)
+def _rates_table(r: Results) -> Grid:
+    columns = (
+        "problems", "n × seeds", "answered", "truncated", "truncated,\nno answer", "errors", "tokens", "right\nanswers",
+        "right\nsolutions",
+    )  # fmt: skip
+    table = Grid("samples (the last two: different ones in n samples of a problem)", ("task", *columns))
+    kinds = ("answered", "truncated", "truncated_without_answer", "errors")
     for name, t in r.tasks.items():
-        if t.rates:
-            kinds = ("answered", "truncated", "truncated_without_answer", "errors")
-            shares = [f"{t.rates[kind]:.1%}" if kind in t.rates else "–" for kind in kinds]
-            distinct = [f"{e.value:.2f}" if e else "–" for e in (t.distinct_answers, t.distinct_solutions)]
-            table.add_row(*map(Text, (name, *shares, f"{t.rates['tokens']:.0f}", *distinct)))
+        shares = [f"{t.rates[kind]:.1%}" if kind in t.rates else "–" for kind in kinds]
+        distinct = [f"{e.value:.2f}" if e else "–" for e in (t.distinct_answers, t.distinct_solutions)]
+        tokens = f"{t.rates['tokens']:.0f}" if "tokens" in t.rates else "–"
+        table.add(name, str(t.problems), f"{t.n} × {len(t.seeds)}", *shares, tokens, *distinct)
     return table
 
 
-def _paired_table(p: Paired) -> Table:
+def _paired_table(p: Paired) -> Grid:
     ks = sorted({k for t in p.tasks.values() for k in t.pass_at})
-    table = _grid(f"paired differences from {p.first}", "task", "problems", *(f"pass@{k}" for k in ks))
+    table = Grid(f"paired differences from {p.first}", ("task", "problems", *(f"pass@{k}" for k in ks)))
     rows = [(name, str(t.problems), t.pass_at) for name, t in p.tasks.items()]
     if len(rows) > 1:
         rows.append((f"mean of {len(rows)} tasks", "", p.average))
     for name, problems, cells in rows:
-        table.add_row(*map(Text, (name, problems, *(_bracketed(cells.get(k)).replace(" [", "\n[") for k in ks))))
+        table.add(*map(Text, (name, problems, *(_bracketed(cells.get(k)) for k in ks))))
     return table
 
 
-def _support_table(support: Mapping[str, SupportTask]) -> Table:
+def _support_table(support: Mapping[str, SupportTask]) -> Grid:
     columns = ("budget", "both", "gained", "lost", "neither", "SRR", "NDR", "SDS", "NSCR")
-    table = _grid("problems solved within the budget, against the base", "task", *columns)
+    table = Grid("problems solved within the budget, against the base", ("task", *columns))
     for name, s in support.items():
         m = s.metrics
         cells = (s.budget, m.P, m.E, m.S, m.O, *(digits(x) for x in (m.SRR, m.NDR, m.SDS, m.NSCR)))
-        table.add_row(*(Text(str(x)) for x in (name, *cells)))
+        table.add(*(Text(str(x)) for x in (name, *cells)))
     return table
 
 
-def _comparison_table(c: Comparison) -> Table:
-    table = _grid("", "run", *(f"{g}\npass@{k}" for g, k in c.columns))
+def _comparison_table(c: Comparison) -> Grid:
+    table = Grid("", ("run", *(f"{g}\npass@{k}" for g, k in c.columns)))
     for row in c.rows:
-        table.add_row(Text(row.name), *(_cell(row.cells.get(g, {}).get(k)) for g, k in c.columns))
+        table.add(Text(row.name), *(_cell(row.cells.get(g, {}).get(k)) for g, k in c.columns))
     return table
 
 
@@ -173,11 +165,11 @@ def _cell(cell: Cell | None) -> Text:
     )
 
 
-def _change_table(c: Comparison) -> Table:
-    table = _grid(f"paired differences from {c.rows[0].name}", "run", *(f"{g}\npass@{k}" for g, k in c.columns))
+def _change_table(c: Comparison) -> Grid:
+    table = Grid(f"paired differences from {c.rows[0].name}", ("run", *(f"{g}\npass@{k}" for g, k in c.columns)))
     for row in c.rows[1:]:
         changes = (tables.change(row.cells.get(g, {}).get(k)).replace(" [", "\n[") for g, k in c.columns)
-        table.add_row(Text(row.name), *map(Text, changes))
+        table.add(Text(row.name), *map(Text, changes))
     return table
 
 

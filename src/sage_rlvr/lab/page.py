@@ -9,9 +9,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.grid import Grid
 from sage_rlvr.lab import figures, solutions, theory
 from sage_rlvr.lab.descent import Arm, train
 from sage_rlvr.lab.playground import playground
@@ -66,17 +68,14 @@ def distances(seed: int = 0, steps: int = STEPS, progress: Progress | None = Non
     )
 
 
-def _estimator_table(d: Distances) -> Table:
-    table = Table(title="Total variation between where descent ends and the solution it is supposed to reach")
-    table.add_column("estimator")
-    for g in d.moved:
-        table.add_column("no guide" if g == "none" else g, justify="right")
+def _estimator_table(d: Distances) -> Grid:
+    title = "Total variation between where descent ends and the solution it is supposed to reach"
+    table = Grid(title, ("estimator", *("no guide" if g == "none" else g for g in d.moved)))
     for row in ROWS:
-        cells = [f"[bold]{x:.4f}[/]" if x < 1e-3 else f"{x:.4f}" for x in d.final[row].values()]
-        table.add_row(row, *cells)
-    table.add_section()
-    table.add_row("guide moves target by", *[f"{x:.4f}" for x in d.moved.values()])
-    table.add_row("k3+: guide against none", *[f"{x:.0e}" for x in d.inert["k3+"].values()])
+        table.add(row, *(Text(f"{x:.4f}", "bold" if x < 1e-3 else "") for x in d.final[row].values()))
+    table.section()
+    table.add("guide moves target by", *(f"{x:.4f}" for x in d.moved.values()))
+    table.add("k3+: guide against none", *(f"{x:.0e}" for x in d.inert["k3+"].values()))
     return table
 
 
@@ -95,7 +94,7 @@ def show(out: str, seed: int = 0) -> bool:
         for check in theory.checks(seed):
             results.append(check)
             progress.advance(bar)
-    console.print(_estimator_table(d))
+    _estimator_table(d).show(console)
     console.print(
         "Targets: Eq. 2 with no guide, Eq. 4 with one. Expected gradient of each estimator's token-level term:"
     )

@@ -22,6 +22,7 @@ from sage_rlvr.analysis.records import read_record, training_of
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.results import Results, results
 from sage_rlvr.evaluate.tables import digits
+from sage_rlvr.names import near
 from sage_rlvr.report import paper
 
 Folders = str | Path | Sequence[str | Path]
@@ -321,7 +322,7 @@ def make(which: str, runs: Mapping[str, Folders], out: str | Path, **opts: Any) 
 
     folder, found = Path(out), Runs(runs)
     if which not in TABLES and which not in FIGURES:
-        raise UserError(f"there is no {which!r}; choose one of {', '.join([*TABLES, *FIGURES])}.")
+        raise UserError(f"there is no {which!r} in the paper: {near(which, [*TABLES, *FIGURES, 'all'])}.")
     if opts and which != "figure7":
         raise UserError(f"{which} has no option {next(iter(opts))!r}; only figure7 takes any.")
     try:

@@ -372,7 +372,7 @@ class SampleStore:
                 if isinstance(e, UserError) or not isinstance(e, Exception):
                     _log.warning("%s; run it again.", said)
                     raise
-                raise StoreError(f"{said} ({type(e).__name__}: {e}); mend that and run it again.") from e
+                raise StoreError(f"{said} ({type(e).__name__}: {e}); fix that and run it again.") from e
             judged, left = judged + table.num_rows, left[1:]
         (self.folder / "rescore.json").unlink(missing_ok=True)
         return judged

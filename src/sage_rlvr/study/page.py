@@ -1,6 +1,7 @@
 """What ``sage-rlvr study`` prints: a live table while it runs, the study's own table after."""
 
 import json
+import os
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.grid import Grid
 from sage_rlvr.models import write_whole
 from sage_rlvr.report.page import build_report
 from sage_rlvr.stats.intervals import Interval
@@ -51,7 +53,7 @@ def run(source: str | Path, out: str | Path | None, jobs: int | None) -> bool:
 
 def wide_console() -> Console:
     """A terminal as wide as it is; a log file has room for the table."""
-    return Console() if Console().is_terminal else Console(width=180)
+    return Console() if Console().is_terminal or "COLUMNS" in os.environ else Console(width=180)
 
 
 class Clock:
@@ -134,12 +136,11 @@ def show_table(out: str | Path, console: Console | None = None, reference: str |
     ks = sorted({k for r in rows for k in r.pass_at})
     tasks = list(dict.fromkeys(r.task for r in rows))
     about = f" on {tasks[0]}" if len(tasks) == 1 else ""
-    table = Table(title=f"{read_folder(out).name}{about}: 95% bootstrap intervals over problems, means over seeds")
-    for column in columns(ks)[bool(about) :]:
-        table.add_column(column, justify="left" if column in ("task", "variant") else "right")
+    title = f"{read_folder(out).name}{about}: 95% bootstrap intervals over problems, means over seeds"
+    table = Grid(title, columns(ks)[bool(about) :], keep=2 - bool(about), left=("task", "variant"))
     for row in rows:
-        table.add_row(*cells(row, ks)[bool(about) :])
-    console.print(table)
+        table.add(*cells(row, ks)[bool(about) :])
+    table.show(console)
     n = ks[-1] if ks else 0
     console.print(
         f"lost, gained: problems solved in {n} samples by the base only, by the trained model only; tokens: of a sample; "
@@ -156,14 +157,12 @@ def show_table(out: str | Path, console: Console | None = None, reference: str |
 def _show_against(console: Console, out: Path, reference: str) -> None:
     found = draw(out)
     less = found.less(reference)
-    table = Table(
-        title=f"each variant less {reference}: 95% intervals over problems and, where there are several, seeds"
-    )
-    for column in ("task", "variant", "seeds", "pass@1", f"pass@{found.n}", "verdict"):
-        table.add_column(column, justify="left" if column in ("task", "variant", "verdict") else "right")
+    title = f"each variant minus {reference}: 95% intervals over problems and, where there are several, seeds"
+    head = ("task", "variant", "seeds", "pass@1", f"pass@{found.n}", "verdict")
+    table = Grid(title, head, keep=2, left=("task", "variant", "verdict"))
     for x in less:
-        table.add_row(x.task, x.variant, str(x.seeds), _signed(x.pass_1), _signed(x.pass_n), x.verdict())
-    console.print(table)
+        table.add(x.task, x.variant, str(x.seeds), _signed(x.pass_1), _signed(x.pass_n), x.verdict())
+    table.show(console)
     write_whole(out / "against.json", json.dumps([asdict(x) for x in less], indent=1) + "\n")
     console.print(f"written: {out / 'against.json'}", soft_wrap=True)
 
@@ -178,18 +177,18 @@ def show_frontier(out: str | Path, reference: str | None = None, task: str | Non
     families = read_families(out, task)
     against = reference or next(iter(families))
     found, points = frontiers(families, against), matched(families, against)
-    table = Table(title=f"{task}: mean height of each frontier, pass@n over pass@1, where it and {against}'s both are")
-    for column in ("family", "points", "on the frontier", "height", f"gain over {against}"):
-        table.add_column(column, justify="left" if column in ("family", "on the frontier") else "right")
+    title = f"{task}: mean height of each frontier, pass@n over pass@1, where it and {against}'s both are"
+    table = Grid(
+        title, ("family", "points", "on the frontier", "height", f"gain over {against}"), left=("on the frontier",)
+    )
     for f in found:
-        table.add_row(f.family, str(len(f.points)), ", ".join(f.on_it), _signed(f.height), _signed(f.gain))
-    console.print(table)
-    table = Table(title=f"{task}: each point's pass@n less {against}'s frontier at the same pass@1")
-    for column in ("variant", "seeds", "pass@1", "pass@n", "gain"):
-        table.add_column(column, justify="left" if column == "variant" else "right")
+        table.add(f.family, str(len(f.points)), ", ".join(f.on_it), _signed(f.height), _signed(f.gain))
+    table.show(console)
+    title = f"{task}: each point's pass@n minus {against}'s frontier at the same pass@1"
+    table = Grid(title, ("variant", "seeds", "pass@1", "pass@n", "gain"))
     for p in points:
-        table.add_row(p.variant, str(p.seeds), *(_signed(x) for x in (p.pass_1, p.pass_n, p.gain)))
-    console.print(table)
+        table.add(p.variant, str(p.seeds), *(_signed(x) for x in (p.pass_1, p.pass_n, p.gain)))
+    table.show(console)
     stem = out / ("frontier" if task == first else f"frontier-{task}")
     n, base = base_point(out, task)
     draw_frontier(stem, points, found, against, n, base)
@@ -206,12 +205,11 @@ def _show_distance(console: Console, out: Path, task: str, against: str, stem: P
     if not found:
         console.print(f"{against} has too few runs that log kl_ref for a curve over KL: no table at the same distance.")
         return
-    table = Table(title=f"{task}: pass@k less that of {against}'s curve at the same KL to the reference policy")
-    for column in ("family", "runs", *(f"pass@{k}" for k in found[0].above)):
-        table.add_column(column, justify="left" if column == "family" else "right")
+    title = f"{task}: pass@k minus that of {against}'s curve at the same KL to the reference policy"
+    table = Grid(title, ("family", "runs", *(f"pass@{k}" for k in found[0].above)))
     for f in found:
-        table.add_row(f.family, str(f.runs), *(_signed(x) for x in f.above.values()))
-    console.print(table)
+        table.add(f.family, str(f.runs), *(_signed(x) for x in f.above.values()))
+    table.show(console)
     draw_distance(stem, runs, [against], found)
     write_whole(stem.with_suffix(".json"), json.dumps([asdict(f) for f in found], indent=1) + "\n")
     console.print(f"written: {stem}.json, {stem}.svg, {stem}.png", soft_wrap=True)

@@ -1,6 +1,6 @@
 """A study file: what is trained from what, and how it is measured.
 
-base:      {model_name_or_path: Qwen/Qwen2.5-Math-7B, sft: sft.yaml}      # or scratch: {…} and demonstrations: {…}
+base:      {model: Qwen/Qwen2.5-Math-7B, sft: sft.yaml}                   # or scratch: {…} and demonstrations: {…}
 train:     {extends: paper.yaml, max_steps: 1000}                         # settings every variant shares; may extend a recipe
 variants:
   grpo:    {guide: none}                                                  # laid over train; may extend a recipe
@@ -27,6 +27,7 @@ from typing import Any
 from sage_rlvr.errors import UserError
 from sage_rlvr.files import read_json
 from sage_rlvr.models import write_whole
+from sage_rlvr.names import field_keys, near
 from sage_rlvr.train import gone
 from sage_rlvr.train.recipes import layers, list_recipes, load_recipe, merged
 
@@ -54,7 +55,7 @@ class Study:
             if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds):
                 raise UserError(f"study {self.name}: seeds of {variant} are {seeds!r}; give a list of whole numbers.")
         if bool(self.base.get("model_name_or_path")) == bool(self.base.get("scratch")):
-            raise UserError(f"study {self.name}: base: names either model_name_or_path or scratch.")
+            raise UserError(f"study {self.name}: base: names either model or scratch.")
         if not self.evaluate.get("tasks"):
             raise UserError(f"study {self.name}: evaluate: names no tasks.")
         self._check_path()
@@ -107,7 +108,7 @@ def load_study(path_or_name: str | Path) -> Study:
     for key in content:
         if key not in known:
             raise UserError(
-                f"{path.name}: there is no part {key!r} in a study; it has {', '.join(sorted(known))}, and may extend another."
+                f"{path.name}: there is no part {key!r} in a study: {near(key, [*sorted(known), 'extends'])}."
             )
     for part in sorted(known - {"train"} - set(content)):
         raise UserError(f"{path.name}: the part {part!r} is missing.")
@@ -126,8 +127,8 @@ def _file(path_or_name: str | Path) -> Path:
     packaged = Path(str(files("sage_rlvr").joinpath("studies", f"{plain}.yaml")))
     if not packaged.is_file():
         raise UserError(
-            f"there is no study {str(path_or_name)!r}, neither as a file nor with the package: choose from "
-            f"{', '.join(list_studies())}."
+            f"there is no study {str(path_or_name)!r}, neither as a file nor with the package: "
+            f"{near(plain, list_studies())}."
         )
     return packaged
 
@@ -135,11 +136,27 @@ def _file(path_or_name: str | Path) -> Path:
 def _content(path: Path) -> dict[str, Any]:
     """What a file says, laid over the study it extends."""
     whole: dict[str, Any] = {}
-    for _, own in layers(path.resolve(), _below, "study", "qwen1.5b"):
+    for at, own in layers(path.resolve(), _below, "study", "qwen1.5b"):
+        own = _by_field(own, at.name)
         if "train" in whole:
             whole["train"] = _extended(whole["train"] or {})  # what its nulls took out of a recipe stays out
         whole = merged(whole, own) if whole else own
     return whole
+
+
+def _by_field(own: dict[str, Any], where: str) -> dict[str, Any]:
+    """The settings of a study file under the names of TRL's fields, whichever of the two was written."""
+    own = dict(own)
+    for part in ("base", "train"):
+        if isinstance(own.get(part), dict):
+            own[part] = field_keys(own[part], f"{where}, {part}")
+    if isinstance(own.get("variants"), dict):
+        each = own["variants"].items()
+        own["variants"] = {name: field_keys(v, f"{where}, {name}") if isinstance(v, dict) else v for name, v in each}
+    if isinstance(own.get("evaluate"), dict):
+        asked = {"tasks" if key == "task" else key: value for key, value in own["evaluate"].items()}
+        own["evaluate"] = asked | ({"tasks": [asked["tasks"]]} if isinstance(asked.get("tasks"), str) else {})
+    return own
 
 
 def _below(file: Path, named: str) -> Path:
@@ -161,7 +178,7 @@ def _extended(part: dict[str, Any]) -> dict[str, Any]:
     if below is None:
         return part
     if below.removesuffix(".yaml") not in list_recipes() and not Path(below).is_file():
-        raise UserError(f"extends: {below} is no recipe; choose from {', '.join(list_recipes())}.")
+        raise UserError(f"extends: {below} is no recipe: {near(str(below), list_recipes())}.")
     return merged(load_recipe(below), part)
 
 

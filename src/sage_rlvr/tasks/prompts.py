@@ -120,7 +120,7 @@ def _apply(tokenizer: Any, template: str, messages: list[dict[str, str]], fmt: P
     def text(turns: list[dict[str, str]]) -> str:
         return tokenizer.apply_chat_template(turns, chat_template=template, tokenize=False, add_generation_prompt=True)
 
-    mend = "mend the chat template in the model's folder (chat_template.jinja or tokenizer_config.json)"
+    mend = "fix the chat template in the model's folder (chat_template.jinja or tokenizer_config.json)"
     why = None if template in _ENDS else why_endless(lambda: text(messages))
     if why is None:
         _ENDS.add(template)

@@ -6,14 +6,14 @@ register_task(Task(
 ))
 """
 
-import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.names import near
 
 KINDS = ("train", "eval", "sft", "generated")
 
@@ -109,13 +109,6 @@ def get_task(name: str) -> Task:
         if name.startswith(begin):
             return make(name)
     raise UserError(f"there is no task {name!r}: {near(name, [*TASKS, *(begin + 'NAME' for begin in MAKERS)])}.")
-
-
-def near(name: str, known: Iterable[str]) -> str:
-    """The end of an error sentence: the names most like this one, or all of them."""
-    known = list(known)
-    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-    return f"perhaps you mean {' or '.join(close)}" if close else f"choose from {', '.join(known)}"
 
 
 # ---- golds and filters -------------------------------------------------------------------------------------------

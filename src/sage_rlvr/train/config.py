@@ -11,6 +11,7 @@ from sage_rlvr.advantage import Advantage, make_advantage
 from sage_rlvr.anchor import ESTIMATORS, Guide, make_guide
 from sage_rlvr.anchor.penalty import CREDITS
 from sage_rlvr.errors import UserError
+from sage_rlvr.names import near
 from sage_rlvr.train import gone, kept, reset, token_credit
 
 # what a loss type divides by: rows of the batch it sees, counted tokens of it, or the rollout batch's tokens
@@ -275,7 +276,9 @@ class SAGEConfig(GRPOConfig):
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
-                raise UserError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(allowed)}.")
+                raise UserError(
+                    f"{name}={getattr(self, name)!r} is unknown: {near(str(getattr(self, name)), allowed)}."
+                )
         if self.reward_timeout_s is not None and not 0 < self.reward_timeout_s < TIMEOUT_MAX:
             raise UserError(
                 f"reward_timeout_s={self.reward_timeout_s} is the seconds one call of a reward function may take: set a number "

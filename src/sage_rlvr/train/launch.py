@@ -20,6 +20,7 @@ from accelerate.utils import patch_environment
 
 from sage_rlvr import lock
 from sage_rlvr.errors import UserError
+from sage_rlvr.names import near
 
 ASKED = "SAGE_RLVR_PROCESSES"  # in the environment of a process that was started here: how many there should be
 GRACE_S = 600  # after SIGTERM a rank finishes its step and writes a checkpoint; torchrun alone would kill it after 30 s
@@ -74,7 +75,7 @@ def launch(argv: list[str], config: str, processes: int | None = None, module: s
         )
     if not Path(config).is_file() and config not in names():
         raise UserError(
-            f"there is no accelerate config {config!r}, neither as a file nor with the package: choose from {', '.join(names())}."
+            f"there is no accelerate config {config!r}, neither as a file nor with the package: {near(config, names())}."
         )
     with nullcontext(Path(config)) if Path(config).is_file() else packaged(config) as file:
         settings = _read(file)
@@ -96,7 +97,7 @@ def _read(file: Path) -> Any:
     try:
         settings = load_config_from_file(str(file))
     except Exception as e:  # a wrong key, type or value: each has its own exception
-        raise UserError(f"{file} is not a config of Accelerate ({' '.join(str(e).split())[:200]}): mend it.") from e
+        raise UserError(f"{file} is not a config of Accelerate ({' '.join(str(e).split())[:200]}): fix it.") from e
     if not hasattr(settings, "num_processes"):
         raise UserError(f"{file} is for a hosted service: write compute_environment: LOCAL_MACHINE.")
     return settings
@@ -182,7 +183,7 @@ def check_joined(world_size: int, device: torch.device) -> None:
     asked = os.environ.get(ASKED)
     if asked is not None and int(asked) != world_size:
         raise UserError(
-            f"{asked} processes were asked for and this one is one of {world_size}: mend distributed_type in the config."
+            f"{asked} processes were asked for and this one is one of {world_size}: fix distributed_type in the config."
         )
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" and device.type == "cpu":
         raise UserError("FSDP was asked for on CPU, where Accelerate trains unsharded without a word: leave it out.")

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.names import field_keys, near
 
 Place = Path | Traversable  # of a file; the latter inside a zip
 # what the second line of a packaged recipe says, "# kind: prompts", → how a list calls it. Those in the middle are the kinds of
@@ -103,6 +104,7 @@ def layers(
 def _load(file: Path | Traversable) -> dict[str, Any]:
     whole: dict[str, Any] = {}
     for at, own in layers(file, lambda f, named: _beside(f, named) or _packaged(named), "recipe", "branch.yaml"):
+        own = field_keys(own, str(at))
         if isinstance(own.get("sft"), str) and (near := _beside(at, own["sft"])):
             own["sft"] = str(near)  # so that it is found from any working directory
         whole = merged(whole, own)
@@ -126,7 +128,8 @@ def _packaged(name: str) -> Traversable:
     file = _shelf().joinpath(f"{plain}.yaml")
     if "/" in plain or not file.is_file():
         raise UserError(
-            f"there is no recipe {name!r}, neither as a file nor with the package: choose from {', '.join(list_recipes())}."
+            f"there is no recipe {name!r}, neither as a file nor with the package: {near(Path(plain).name, list_recipes())} "
+            "('sage-rlvr recipes' lists them)."
         )
     return file
 
@@ -169,7 +172,7 @@ def read_yaml(file: Path | Traversable) -> dict[str, Any]:
     try:
         content = yaml.load(file.read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
-        raise UserError(f"{file} cannot be read ({' '.join(str(e).split())[:160]}): mend the YAML.") from e
+        raise UserError(f"{file} cannot be read ({' '.join(str(e).split())[:160]}): fix the YAML.") from e
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):

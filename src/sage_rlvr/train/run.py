@@ -1,6 +1,5 @@
 """``sage-rlvr train``: a recipe and flags in TRL's way, SFT where the recipe asks for it, then RL; run again, it goes on."""
 
-import difflib
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 from sage_rlvr.errors import UserError
 from sage_rlvr.files import read_json
 from sage_rlvr.models import check_vocabulary, is_adapter, load_model, load_tokenizer, write_whole
+from sage_rlvr.names import OLD, closest, field_flags
 from sage_rlvr.provenance import made_with
 from sage_rlvr.tasks import (
     Problem,
@@ -35,7 +35,7 @@ from sage_rlvr.train.checkpoint import set_aside
 from sage_rlvr.train.config import SAGEConfig
 from sage_rlvr.train.random_reward import RandomReward, check_chance
 from sage_rlvr.train.reach import within_reach
-from sage_rlvr.train.recipes import load_recipe, recipe_lines
+from sage_rlvr.train.recipes import load_recipe
 from sage_rlvr.train.trainer import SAGETrainer
 
 RECORD = "run.json"
@@ -99,7 +99,8 @@ def make_parser() -> TrlParser:
 
 def parse(argv: list[str]) -> tuple[RunArguments, SAGEConfig, ModelConfig]:
     """``--config RECIPE`` gives defaults, flags override them; an unknown name on either side is refused."""
-    argv, name = list(argv), None
+    argv, name = field_flags(argv), None
+    argv = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
     if "--config" in argv:
         at = argv.index("--config")
         if at + 1 == len(argv):
@@ -125,34 +126,9 @@ def parse(argv: list[str]) -> tuple[RunArguments, SAGEConfig, ModelConfig]:
 
 
 def _unknown(name: str) -> str:
-    known = {f.name for cls in (RunArguments, SAGEConfig, ModelConfig) for f in fields(cls)}
-    close = difflib.get_close_matches(name, known, n=3)
+    known = [OLD.get(f.name, f.name) for cls in (RunArguments, SAGEConfig, ModelConfig) for f in fields(cls)]
+    close = closest(name, [*known, "config"])
     return f"there is no setting {name!r}" + (f"; did you mean {' or '.join(close)}?" if close else ": see --help_all.")
-
-
-def short_help() -> str:
-    """Our own settings; TRL's some hundred more are behind --help_all."""
-    ours = [f for f in fields(SAGEConfig) if f.name in SAGEConfig.__annotations__] + list(fields(RunArguments))
-    lines = [f"  --{f.name:<22} {f.metadata.get('help', '')} (default: {f.default})" for f in ours]
-    return "\n".join(
-        [
-            "usage: sage-rlvr train [--config RECIPE] [--model_name_or_path MODEL] [--SETTING VALUE ...]",
-            "",
-            "Train with a shaped anchor. Flags override the recipe; every option of TRL's GRPOConfig and ModelConfig",
-            "works too (--help_all). Run the same command again to go on after an interruption.",
-            "",
-            "settings:",
-            *lines,
-            f"  --{'accelerate_config':<22} Several processes: {', '.join(launch.names())}, or a file (docs/multi_gpu.md).",
-            f"  --{'num_processes':<22} How many (default: what the config says, else one a GPU).",
-            "",
-            "recipes:",
-            "",
-            *recipe_lines(),
-            "",
-            "example: sage-rlvr train --config recipes/branch.yaml --learning_rate 1e-6",
-        ]
-    )
 
 
 # ---- running -------------------------------------------------------------------------------------------------------
@@ -168,7 +144,7 @@ def train(argv: list[str]) -> Path:
     check_installed(args)
     start = _sft_stage(run, args, model_args) or model_args.model_name_or_path
     if not start:
-        raise UserError("no model to train: give --model_name_or_path a Hub id, a folder or a .gguf file.")
+        raise UserError("no model to train: give --model a Hub id, a folder or a .gguf file.")
     if args.max_steps == 0:
         print(f"max_steps=0: RL takes no step, the model is {start}")
         return Path(start)
@@ -185,7 +161,7 @@ def train(argv: list[str]) -> Path:
 
 def _told_finished(folder: Path) -> Path:
     print(
-        f"{folder} is finished; its weights are there (another output_dir starts a new run, --no_resume this one again)"
+        f"{folder} is finished; its weights are there (another --out starts a new run, --no_resume starts this one again)"
     )
     return folder
 
@@ -320,6 +296,6 @@ def read_record(folder: Path, settings: dict[str, Any]) -> bool:
         if made[name] != settings[name]:
             raise UserError(
                 f"{folder} was made with {name}={made[name]!r} and this run has {settings[name]!r}: "
-                f"use another output_dir, or set {name} back."
+                f"use another --out, or set {name} back."
             )
     return record["finished"]

@@ -27,6 +27,7 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.files import read_json
 from sage_rlvr.models import check_vocabulary, is_adapter, load_model, load_tokenizer, merge_adapter, write_whole
 from sage_rlvr.models.folders import put_in_place
+from sage_rlvr.names import FIELDS
 from sage_rlvr.tasks import chat_template, decontaminate, evaluation_problems, load_task, sft_rows
 from sage_rlvr.train import launch
 from sage_rlvr.train.checkpoint import WholeCheckpoints, take_last_complete
@@ -91,7 +92,7 @@ def from_recipe(
     recipe: dict[str, Any], output_dir: str | Path, model: str | None = None, **more: Any
 ) -> tuple[SFTRun, SFTConfig]:
     """A recipe's settings as the two arguments of run_sft; ``model`` is used if the recipe names none, ``more`` wins."""
-    settings = {**recipe, **more}
+    settings = {("model" if name == FIELDS["model"] else name): value for name, value in {**recipe, **more}.items()}
     mine = {f.name for f in fields(SFTRun)}
     theirs = {f.name for f in fields(SFTConfig)}
     unknown = sorted(set(settings) - mine - theirs)

@@ -8,6 +8,7 @@ from sage_rlvr.advantage import Advantage, AlikeAdvantage, Combined, GroupAdvant
 from sage_rlvr.anchor import ESTIMATORS, Guide, make_guide
 from sage_rlvr.errors import UserError
 from sage_rlvr.integrations.verl import ESTIMATOR
+from sage_rlvr.names import near
 
 # verl's names for what it computes itself. With "+" the value is the name's and the gradient that of k2 (straight through).
 VERL_LOSS = {
@@ -93,7 +94,7 @@ def read_options(config: Any) -> Options:
     known = {f.name for f in fields(Options)} - {"own_loss", "by_std"}
     for key in raw:
         if key not in known:
-            raise UserError(f"sage.{key} is unknown; the options are {', '.join(f'sage.{k}' for k in sorted(known))}.")
+            raise UserError(f"sage.{key} is unknown: {near(f'sage.{key}', (f'sage.{k}' for k in sorted(known)))}.")
     given = {key: plain(raw[key]) for key in raw if raw[key] is not None}
     asked = given.pop("estimator", None)
     _check_types(given)
@@ -161,7 +162,7 @@ def _estimator(asked: Any, config: Any) -> tuple[str, bool]:
     actor, algorithm = config.get("actor_rollout_ref").get("actor"), config.get("algorithm")
     in_reward, in_loss = bool(algorithm.get("use_kl_in_reward")), bool(actor.get("use_kl_loss"))
     if asked is not None and asked not in ESTIMATORS:
-        raise UserError(f"sage.estimator={asked!r} is unknown; choose one of {', '.join(sorted(ESTIMATORS))}.")
+        raise UserError(f"sage.estimator={asked!r} is unknown: {near(str(asked), sorted(ESTIMATORS))}.")
     if asked == "k1-reward" and not in_reward:
         raise UserError("sage.estimator=k1-reward needs algorithm.use_kl_in_reward=True and algorithm.kl_penalty=kl.")
     if asked not in (None, "k1-reward") and in_reward:
