@@ -1,15 +1,13 @@
-"""Around a run: a checkpoint on SIGTERM, a progress line, a word where samples are not the policy's, held-out pass@k."""
+"""Around a run: a progress line, a word where samples are not the policy's, held-out pass@k."""
 
 import json
 import random
-import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from accelerate.utils import gather_object
 from rich.console import Console
 from rich.live import Live
@@ -17,36 +15,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from sage_rlvr.metrics import pass_at_k
-
-
-class SaveOnSigterm(TrainerCallback):
-    """SIGTERM: finish the step, write a checkpoint, end. All ranks agree, whoever was told first."""
-
-    def __init__(self, accelerator: Accelerator):
-        self.accelerator, self.received = accelerator, False
-        self._before: Any = None
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.received = False
-        try:
-            self._before = signal.signal(signal.SIGTERM, self._note)
-        except ValueError:  # not the main thread: the host program keeps its own handling
-            self._before = None
-
-    def _note(self, number: int, frame: Any) -> None:
-        self.received = True
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        if self.accelerator.num_processes > 1:
-            told = torch.tensor([int(self.received)], device=self.accelerator.device)
-            self.received = bool(self.accelerator.reduce(told, reduction="sum")[0] > 0)
-        if self.received:
-            control.should_save = control.should_training_stop = True
-        return control
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
 
 
 class SaidOnce(TrainerCallback):
@@ -140,6 +108,9 @@ class ProgressLine(TrainerCallback):
             )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

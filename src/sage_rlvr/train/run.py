@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import patch_environment
 from datasets import Dataset
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
@@ -29,7 +30,7 @@ from sage_rlvr.tasks import (
     rows,
     task_reward,
 )
-from sage_rlvr.train import gone, launch, sft
+from sage_rlvr.train import gone, interrupt, launch, sft
 from sage_rlvr.train.callbacks import HeldOutPassAtK
 from sage_rlvr.train.checkpoint import set_aside
 from sage_rlvr.train.config import SAGEConfig
@@ -158,15 +159,18 @@ def short_help() -> str:
 # ---- running -------------------------------------------------------------------------------------------------------
 
 
-def train(argv: list[str]) -> Path:
-    """The whole run; answers the folder of the trained weights."""
+def train(argv: list[str], go_on: str | None = None) -> Path:
+    """The whole run; answers the folder of the trained weights. ``go_on``: what a user who interrupts it is told to do (their
+    own command again)."""
+    go_on = go_on or interrupt.go_on("train", argv)
     argv, config, processes = launch.take_flags(argv)
     if config is not None:
-        raise SystemExit(launch.launch(["train", *argv], config, processes))
+        with patch_environment(**{interrupt.GO_ON: go_on}):
+            raise SystemExit(launch.launch(["train", *argv], config, processes))
     run, args, model_args = parse(argv)
     launch.check_joined(args.world_size, args.device)
     check_installed(args)
-    start = _sft_stage(run, args, model_args) or model_args.model_name_or_path
+    start = _sft_stage(run, args, model_args, go_on) or model_args.model_name_or_path
     if not start:
         raise UserError("no model to train: give --model_name_or_path a Hub id, a folder or a .gguf file.")
     if args.max_steps == 0:
@@ -179,7 +183,7 @@ def train(argv: list[str]) -> Path:
     with launch.only_writer(folder):
         if read_record(folder, settings) and run.resume:  # by the run that had the lock until now
             return _told_finished(folder)
-        _train(run, args, model_args, str(start), settings)
+        _train(run, args, model_args, str(start), settings, go_on)
     return folder
 
 
@@ -190,9 +194,12 @@ def _told_finished(folder: Path) -> Path:
     return folder
 
 
-def _train(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: str, settings: dict[str, Any]) -> None:
+def _train(
+    run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: str, settings: dict[str, Any], go_on: str
+) -> None:
     folder = Path(args.output_dir)
     trainer = build(run, args, model_args, start)
+    trainer.go_on = go_on
     record = {"settings": settings, **made_with()}
     if args.process_index == 0:
         if not run.resume:
@@ -277,7 +284,7 @@ def problems(run: RunArguments, found: list[Problem] | None = None) -> list[Prob
     return found
 
 
-def _sft_stage(run: RunArguments, args: SAGEConfig, model_args: ModelConfig) -> Path | None:
+def _sft_stage(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, go_on: str) -> Path | None:
     if not run.sft:
         return None
     folder = Path(run.sft_dir) if run.sft_dir else Path(args.output_dir).parent / "sft"
@@ -290,7 +297,7 @@ def _sft_stage(run: RunArguments, args: SAGEConfig, model_args: ModelConfig) -> 
     if not run.decontaminate:
         more["decontaminate"] = False
     stage, config = sft.from_recipe(recipe, folder, model_args.model_name_or_path, **more)
-    return sft.run_sft(stage, config)
+    return sft.run_sft(stage, config, go_on=go_on)
 
 
 def check_installed(args: SAGEConfig) -> None:
