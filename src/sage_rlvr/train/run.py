@@ -199,7 +199,7 @@ def _train(
 ) -> None:
     folder = Path(args.output_dir)
     trainer = build(run, args, model_args, start)
-    trainer.go_on = go_on
+    trainer.go_on, trainer.data_name = go_on, run.task
     record = {"settings": settings, **made_with()}
     if args.process_index == 0:
         if not run.resume:

@@ -25,6 +25,7 @@ from sage_rlvr.anchor import Signals, anchor_penalty, noise, tellable
 from sage_rlvr.errors import UserError
 from sage_rlvr.head import Head, covers, in_place
 from sage_rlvr.train import hidden, measure, microbatches, packing, rollouts, token_credit
+from sage_rlvr.train.banner import Banner
 from sage_rlvr.train.callbacks import LogFile, OnPolicy, PaidToRamble, ProgressLine, replace_progress
 from sage_rlvr.train.card import describe
 from sage_rlvr.train.casts import keep_inputs
@@ -53,6 +54,7 @@ class SAGETrainer(GeneratingTrainer):
         "  year = 2026,\n  eprint = {arXiv:2605.18864}\n}",
     }
 
+    data_name: str | None = None  # what the banner calls the training set
     beta: float
     mask_truncated_completions: bool
 
@@ -107,6 +109,7 @@ class SAGETrainer(GeneratingTrainer):
             self.add_callback(OnPolicy())
         if self.guide is not None and self.estimator == "k1-reward":
             self.add_callback(PaidToRamble())
+        self.add_callback(Banner(self))
         replace_progress(self, ProgressLine)
         self._say_which_gradient()
 
