@@ -6,7 +6,7 @@ from importlib import import_module
 from numbers import Real
 from typing import Any, Generic, TypeVar
 
-from sage_rlvr.errors import UserError
+from sage_rlvr.errors import UserError, did_you_mean
 
 T = TypeVar("T")
 
@@ -41,8 +41,8 @@ class Registry(Generic[T]):
             return self.classes[name]
         module, colon, attribute = str(name).partition(":")
         if not colon:
-            known = ", ".join(sorted(self.classes))
-            raise UserError(f"{self.word}={name!r} is unknown; choose one of {known}, or 'package.module:Class'.")
+            known = did_you_mean(name, sorted(self.classes), " and any 'package.module:Class'")
+            raise UserError(f"{self.word}={name!r} is unknown; {known}")
         try:
             cls = getattr(import_module(module), attribute)
         except (ImportError, AttributeError) as e:
