@@ -27,6 +27,8 @@ class Diverged(Failed, FloatingPointError):
 def did_you_mean(name: object, known: Iterable[str], more: str = "") -> str:
     """The end of a sentence about a name nobody knows: the nearest one where there is one, and what there is."""
     names = list(known)
-    close = [known for known in names if name and known.startswith(str(name))] or difflib.get_close_matches(str(name), names)
+    close = [known for known in names if name and known.startswith(str(name))] or difflib.get_close_matches(
+        str(name), names
+    )
     near = f"did you mean {close[0]!r}? There are " if close else "choose one of "
     return f"{near}{', '.join(names)}{more}."

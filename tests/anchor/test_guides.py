@@ -246,7 +246,10 @@ def test_properties_that_decide_what_is_refused():
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: make_guide("brunch"), "guide='brunch' is unknown; choose one of .*branch.*random.*tempered.*token"),
+        (
+            lambda: make_guide("brunch"),
+            "guide='brunch' is unknown; did you mean 'branch'. There are .*random.*tempered.*token",
+        ),
         (lambda: make_guide("branch", rho=1), "guide 'branch' has no argument 'rho'; it takes ratio, threshold, q_min"),
         (lambda: BranchGuide(q_min=1.4, q_max=1.4), "q_min=1.4 is not below q_max=1.4"),
         (lambda: TokenGuide(q_min=2.0), "q_min=2.0 is not below q_max=1.4"),

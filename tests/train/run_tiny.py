@@ -51,7 +51,9 @@ def kill_before_the_list(step):
 
 
 def main(options):
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background hands down one that is ignored
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a test run in the background hands down one that is ignored
     torch.manual_seed(0)
     die_at = options.pop("die_at", None)
     resume = options.pop("resume", False)

@@ -16,7 +16,10 @@ from .. import forked
 from . import run_tiny, tiny
 from .test_run import place  # noqa: F401  (a fixture)
 
-FLAGS = "--config tiny.yaml --save_steps 1000 --held_out countdown --held_out_rows 2 --held_out_n 2 --held_out_every 2".split()
+FLAGS = [
+    "--config", "tiny.yaml", "--save_steps", "1000", "--held_out", "countdown", "--held_out_rows",
+    "2", "--held_out_n", "2", "--held_out_every", "2",
+]  # fmt: skip
 
 
 def train(folder, *argv, where=None, step=0):
@@ -107,14 +110,14 @@ def test_the_program_keeps_its_own_handlers_and_an_ignored_ctrl_c_stays_ignored(
     before = signal.signal(signal.SIGINT, handler)
     try:
         trainer = Trainer()
-        with pytest.raises(SystemExit) if handler is not signal.SIG_IGN else nullcontext() as left:
-            with interrupt.saved_on_signal(trainer, "do it again"):
-                trainer.callback._process += 1  # as in a worker
-                for _ in range(3):
-                    os.kill(os.getpid(), signal.SIGINT)
-                trainer.callback._process -= 1
-                assert not trainer.callback.received
+        ends = pytest.raises(SystemExit) if handler is not signal.SIG_IGN else nullcontext()
+        with ends as left, interrupt.saved_on_signal(trainer, "do it again"):
+            trainer.callback._process += 1  # as in a worker
+            for _ in range(3):
                 os.kill(os.getpid(), signal.SIGINT)
+            trainer.callback._process -= 1
+            assert not trainer.callback.received
+            os.kill(os.getpid(), signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is handler
         assert left is None or left.value.code == 130
         with interrupt.saved_on_signal(Trainer(step=2), "do it again"):  # the last step: there is nothing to go on with

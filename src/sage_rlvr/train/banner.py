@@ -81,7 +81,9 @@ def reference(trainer: Any) -> str:
 
 def _advantage(args: SAGEConfig) -> str:
     parts = args.make_advantage().parts
-    said = [GROUP[part.scale] if part.name == "group" else f"{part.name}{_arguments(part.settings())}" for part in parts]  # type: ignore[attr-defined]
+    said = [
+        GROUP[part.scale] if part.name == "group" else f"{part.name}{_arguments(part.settings())}" for part in parts
+    ]  # type: ignore[attr-defined]
     return " + ".join(said)
 
 
@@ -121,8 +123,9 @@ def _data(trainer: Any) -> str:
 def _steps(trainer: Any) -> str:
     args, state = trainer.args, trainer.state
     per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    prompts, group = per_step / args.num_generations, args.num_generations
-    said = f"{state.max_steps} × {per_step} rollouts ({prompts:g} prompt{'s' * (prompts != 1)} × {group}), at most {args.max_completion_length} tokens each"
+    prompts = per_step / args.num_generations
+    groups = f"{prompts:g} prompt{'s' * (prompts != 1)} × {args.num_generations}"
+    said = f"{state.max_steps} × {per_step} rollouts ({groups}), at most {args.max_completion_length} tokens each"
     updates = args.steps_per_generation * trainer.num_iterations / args.gradient_accumulation_steps
     if updates != 1:
         said += f"; {updates:g} steps per rollout batch"

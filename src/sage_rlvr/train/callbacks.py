@@ -231,7 +231,9 @@ class HeldOutPassAtK(TrainerCallback):
         right = [sum(v > 0 for v in g if v is not None) for g in groups if None not in g]
         if not right:
             return
-        out = {f"{HELD_OUT}{self.label}pass@{k}": float(pass_at_k(self.n, right, k).mean()) for k in sorted({1, self.n})}
+        out = {
+            f"{HELD_OUT}{self.label}pass@{k}": float(pass_at_k(self.n, right, k).mean()) for k in sorted({1, self.n})
+        }
         self.history.append({"step": step, **out})
         due = self.trainer.control.should_log
         self.trainer.log(dict(out))

@@ -273,7 +273,9 @@ class SAGEConfig(GRPOConfig):
 
     def _check_values(self) -> None:
         if self.guide is None:
-            raise UserError("guide=None is not a guide: write guide='none' for plain GRPO, whose anchor is π_ref alone.")
+            raise UserError(
+                "guide=None is not a guide: write guide='none' for plain GRPO, whose anchor is π_ref alone."
+            )
         for name in self._VALID_DICT_FIELDS:
             setattr(self, name, values.mapping(name, getattr(self, name)))
         values.check(self)
@@ -295,7 +297,9 @@ class SAGEConfig(GRPOConfig):
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
-                raise UserError(f"{name}={getattr(self, name)!r} is unknown; {did_you_mean(getattr(self, name), allowed)}")
+                raise UserError(
+                    f"{name}={getattr(self, name)!r} is unknown; {did_you_mean(getattr(self, name), allowed)}"
+                )
         if self.reward_timeout_s is not None and not 0 < self.reward_timeout_s < TIMEOUT_MAX:
             raise UserError(
                 f"reward_timeout_s={self.reward_timeout_s} is the seconds one call of a reward function may take: set a number "

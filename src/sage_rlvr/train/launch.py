@@ -180,7 +180,7 @@ def _exit_code(start: Callable[[], None]) -> int:
 
 @contextmanager
 def _second_ctrl_c_kills() -> Iterator[None]:
-    """The first Ctrl-C is torchrun's: it tells every process, and waits. At the second this ends them all, and itself, with 130."""
+    """The first Ctrl-C is torchrun's: it tells every process and waits. At the second this ends them all, with exit code 130."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -41,7 +41,12 @@ from sage_rlvr.train.recipes import load_recipe, recipe_lines
 from sage_rlvr.train.trainer import SAGETrainer
 
 RECORD = "run.json"
-OTHERS = ("checkpoint-*", "config.json", "adapter_config.json", sft.RECORD)  # of a model, or of a run that is not from here
+OTHERS = (
+    "checkpoint-*",
+    "config.json",
+    "adapter_config.json",
+    sft.RECORD,
+)  # of a model, or of a run that is not from here
 UNNAMED = "runs/~unnamed~"  # until task, model and seed are known
 # Settings that change neither data nor weights: a run may go on with others
 _FREE = re.compile(
@@ -344,7 +349,9 @@ def check_installed(args: SAGEConfig) -> None:
         raise UserError(f"optim={optim} needs bitsandbytes: pip install 'sage-rlvr[gpu]', or set --optim adamw_torch.")
     for tracker in args.report_to or []:
         if tracker not in INTEGRATION_TO_CALLBACK:
-            raise UserError(f"report_to={tracker!r} is unknown; {did_you_mean(tracker, sorted(INTEGRATION_TO_CALLBACK))}")
+            raise UserError(
+                f"report_to={tracker!r} is unknown; {did_you_mean(tracker, sorted(INTEGRATION_TO_CALLBACK))}"
+            )
     if args.use_vllm and find_spec("vllm") is None:
         raise UserError("use_vllm needs vLLM: pip install 'sage-rlvr[vllm]', or set --use_vllm false.")
 

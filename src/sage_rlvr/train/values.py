@@ -1,4 +1,4 @@
-"""Values a person wrote in a flag, a recipe or a config: of the right type and in range, or one sentence that says what is wrong."""
+"""Values in a flag, a recipe or a config: of the right type and in range, or one sentence that says what is wrong."""
 
 import math
 import os
@@ -37,7 +37,9 @@ def check(config: Any) -> None:
     """Of a dataclass: types as annotated, where those are plain ones, and the ranges above."""
     for name, kinds in _plain_fields(type(config)).items():
         value = getattr(config, name)
-        unset = value is None and not {int, float} & set(kinds)  # transformers' parser has no default where a list is allowed
+        unset = value is None and not {int, float} & set(
+            kinds
+        )  # transformers' parser has no default where a list is allowed
         if unset or value == type(config).__dataclass_fields__[name].default:
             continue
         if not any(value is None if kind is types.NoneType else KINDS[kind][1](value) for kind in kinds):
