@@ -77,7 +77,7 @@ class Moody(Advantage):
         ),
         ({"guide_center": "batch", "guide_hold": False}, "guide_center='batch' takes the mean over a rollout batch"),
         ({"guide": "branch-quantile", "guide_hold": False}, "guide='branch-quantile' looks at the whole rollout batch"),
-        ({"loss_type": "dppo"}, "loss_type='dppo' is unknown; did you mean 'dapo'? There are grpo, sapo"),
+        ({"loss_type": "dppo"}, "loss_type='dppo' is unknown; did you mean 'dapo'. There are grpo, sapo"),
         ({"dynamic_sampling": 1, "scale_rewards": "batch"}, "dynamic_sampling with scale_rewards='batch'"),
         ({"generation_kwargs": {"top_p": 0.9, "min_p": 0.1}}, "generation_kwargs sets min_p, top_p"),
         ({"stop_strings": ["x"], "generation_kwargs": {"stop_strings": "y"}}, "stop_strings is set twice"),

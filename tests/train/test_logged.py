@@ -167,7 +167,7 @@ def test_the_console_has_a_banner_and_a_line_for_every_log_and_every_held_out_me
     shown = [line.split() for line in said if line[:1].isdigit()]
     assert [line[0] for line in shown] == ["0/3", "1/3", "2/3", "2/3", "3/3"]
     assert [line[1] for line in shown] == ["held", "reward", "held", "reward", "reward"]
-    held = [h for h in trainer.state.log_history if "held_out/sums/pass@1" in h][0]
+    held = next(h for h in trainer.state.log_history if "held_out/sums/pass@1" in h)
     values = [f"{held[f'held_out/sums/pass@{k}']:.3f}" for k in (1, 2)]
     assert shown[0][1:] == ["held", "out", "sums", "pass@1", values[0], "pass@2", values[1]]
     assert shown[1][1::2] == ["reward", "KL", "active", "entropy", "length", "~" + shown[1][-2][1:]]

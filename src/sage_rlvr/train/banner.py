@@ -81,10 +81,10 @@ def reference(trainer: Any) -> str:
 
 def _advantage(args: SAGEConfig) -> str:
     parts = args.make_advantage().parts
-    said = [
-        GROUP[part.scale] if part.name == "group" else f"{part.name}{_arguments(part.settings())}" for part in parts
-    ]  # type: ignore[attr-defined]
-    return " + ".join(said)
+    return " + ".join(
+        GROUP[part.settings()["scale"]] if part.name == "group" else f"{part.name}{_arguments(part.settings())}"
+        for part in parts
+    )
 
 
 def _arguments(settings: dict[str, Any]) -> str:
