@@ -252,7 +252,7 @@ def test_rewards_outside_0_and_1(name, rewards):
         (lambda: make_advantage("focal", gamma=-1), "negative"),
         (lambda: make_advantage("focal", gama=1), "no argument"),
         (lambda: make_advantage("focal", gamma="1e-1"), "not a number"),
-        (lambda: make_advantage("focla"), "choose one of"),
+        (lambda: make_advantage("focla"), "perhaps you mean focal"),
         (lambda: make_advantage("rarity")(torch.zeros(4), 2), "ref_logps"),
         (lambda: make_advantage("group")(torch.zeros(5), 2), "whole number of groups"),
         (lambda: make_advantage("group")(torch.tensor([1.0, math.inf]), 2), "infinite"),

@@ -167,14 +167,14 @@ def test_ctrl_c_asks_every_run_first_then_waits_and_kills_only_what_does_not_end
 
 
 def test_runs_that_do_not_end_are_waited_for_together(tmp_path, monkeypatch):
-    """24 that do not listen take a minute, not one each; one that ends in that minute is not killed, however late it is asked."""
+    """24 that do not listen share the time that one has; one that ends within it is not killed, however late it is asked."""
     file = tmp_path / "small.yaml"
     file.write_text(yaml.safe_dump(SMALL | {"seeds": list(range(12))}))
     study = load_study(file)
     *deaf, last = study.runs()[1:]
     calls, took = interrupted(study, tmp_path / "out", [*deaf, last], deaf, monkeypatch)
     killed = [run for run, what in calls if what == "killed"]
-    assert (len(deaf), killed, took) == (23, deaf, 60.0)
+    assert (len(deaf), killed, took) == (23, deaf, float(study_run.GRACE_S))
 
 
 @pytest.mark.parametrize("ends", ["well", "before it is made", "after it is made"])

@@ -3,11 +3,14 @@
 import json
 import os
 import signal
+import sys
+import time
 from pathlib import Path
 
 import torch
 
-from sage_rlvr.train import SAGEConfig, SAGETrainer, checkpoint
+from sage_rlvr import cli
+from sage_rlvr.train import SAGEConfig, SAGETrainer, callbacks, checkpoint, run, sft
 
 from . import keeping, tiny
 
@@ -20,8 +23,9 @@ class Killed(SAGETrainer):
     def training_step(self, *args):
         if self.die_at == ("step", self.state.global_step):
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.die_at == ("term", self.state.global_step):
-            os.kill(os.getpid(), signal.SIGTERM)
+        for how, number in {"term": signal.SIGTERM, "int": signal.SIGINT}.items():
+            if self.die_at == (how, self.state.global_step):
+                os.kill(os.getpid(), number)
         if self.die_at == ("stop", self.state.global_step):
             Path(self.args.output_dir, ".stopped").write_text(str(os.getpid()))
             Path(self.args.output_dir, ".stopped").rename(Path(self.args.output_dir, "stopped"))
@@ -47,6 +51,9 @@ def kill_before_the_list(step):
 
 
 def main(options):
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a test run in the background hands down one that is ignored
     torch.manual_seed(0)
     die_at = options.pop("die_at", None)
     resume = options.pop("resume", False)
@@ -62,3 +69,33 @@ def main(options):
     if trainer.accelerator.is_main_process:
         with open(history, "w") as f:
             json.dump(trainer.state.log_history, f)
+
+
+def command(folder, argv, where=None, step=0):
+    """``sage-rlvr ARGV`` in that folder, with a Ctrl-C in the middle of one of PLACES (at that step), or two."""
+    os.chdir(folder)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if where is not None:
+        owner, name = PLACES[where]
+        inner = getattr(owner, name)
+
+        def interrupted(self, *args, **kwargs):
+            state = getattr(getattr(self, "trainer", self), "state", None)
+            if state is None or state.global_step == step:
+                os.kill(os.getpid(), signal.SIGINT)
+            while where == "twice" and state.global_step == step:
+                time.sleep(0.1)
+                os.kill(os.getpid(), signal.SIGINT)
+            return inner(self, *args, **kwargs)
+
+        setattr(owner, name, interrupted)
+    sys.exit(cli.main(argv))
+
+
+PLACES = {
+    "loading": (run, "build"),
+    "sft": (sft.StageTrainer, "training_step"),
+    "rl": (SAGETrainer, "training_step"),
+    "twice": (SAGETrainer, "training_step"),
+    "held out": (callbacks.HeldOutPassAtK, "_evaluate"),
+}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -160,7 +161,7 @@ def started(argv, cwd, **kwargs):
 
 
 def until(ready, process, what):
-    for _ in range(1200):
+    for _ in range(6000):
         if ready():
             return
         assert process.poll() is None, process.communicate()[1][-3000:]
@@ -177,11 +178,16 @@ def gone(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_ctrl_c_ends_every_process(tmp_path):
-    call = f"launch(['sleep', {str(tmp_path)!r}], 'cpu', 2, 'tests.train.run_exit')"
+@pytest.mark.parametrize("how", ["sleep", "deaf"])
+def test_ctrl_c_ends_every_process(tmp_path, how):
+    """Those that do not listen too, at the second."""
+    call = f"launch([{how!r}, {str(tmp_path)!r}], 'cpu', 2, 'tests.train.run_exit')"
     process = started(["-c", f"import sys; from sage_rlvr.train.launch import launch; sys.exit({call})"], ROOT)
     until(lambda: sum(bool(p.read_text()) for p in tmp_path.glob("rank*")) == 2, process, "start")
     process.send_signal(signal.SIGINT)
+    while how == "deaf" and process.poll() is None:
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
     process.communicate(timeout=1200)
     assert process.returncode == 130
     assert all(gone(int(p.read_text().split()[3])) for p in tmp_path.glob("rank*"))
@@ -195,7 +201,7 @@ FLAGS = {
 }  # fmt: skip
 
 
-def test_a_run_in_two_processes_stops_on_sigterm_with_a_checkpoint_and_goes_on(tmp_path):
+def test_a_run_in_two_processes_stops_on_ctrl_c_with_a_checkpoint_and_goes_on(tmp_path):
     tiny.folder(tmp_path / "base")
     (tmp_path / "data").mkdir()
     sums = [{"prompt": f"what is {i}+{i % 5}=", "solution": str(i + i % 5)} for i in range(24)]
@@ -206,9 +212,11 @@ def test_a_run_in_two_processes_stops_on_sigterm_with_a_checkpoint_and_goes_on(t
 
     process = started(several, tmp_path)
     until(lambda: log.is_file() and log.read_text().count("\n") > 1, process, "a step")
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=1200)
-    assert process.returncode == 143, err[-3000:]
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=1200)
+    assert process.returncode == 130, err[-3000:]
+    assert out.count("to go on, run the same command again") == 1, "one process does the talking"
+    assert shlex.join(["sage-rlvr", *several[2:]]) in out
     (saved,) = (tmp_path / "run").glob("checkpoint-*")
     assert {p.name for p in saved.glob("sage_state_*.pt")} == {"sage_state_0.pt", "sage_state_1.pt"}
     done = int(saved.name.rpartition("-")[2])

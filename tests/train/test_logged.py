@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from peft import LoraConfig
 
-from sage_rlvr.train import SAGETrainer, measure
+from sage_rlvr.train import SAGEConfig, SAGETrainer, banner, callbacks, measure
 from sage_rlvr.train.callbacks import HeldOutPassAtK, PaidToRamble
 
 from . import tiny
@@ -154,12 +155,73 @@ def test_log_jsonl_holds_what_was_logged(folder, tmp_path):
         assert line == logged
 
 
-def test_progress_shows_reward_kl_entropy_and_time_left(folder, tmp_path, capsys):
-    build(folder, tmp_path, disable_tqdm=False, max_steps=3).train()
-    lines = [x for x in capsys.readouterr().out.splitlines() if x.startswith("step ")]
-    assert len(lines) == 3
-    for word in ("step 1/3", "reward", "kl", "entropy", "s left"):
-        assert word in lines[0]
+def test_the_console_has_a_banner_and_a_line_for_every_log_and_every_held_out_measurement(folder, tmp_path, capsys):
+    trainer = build(folder, tmp_path, disable_tqdm=False, max_steps=3, guide="branch")
+    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(2)]
+    trainer.add_callback(HeldOutPassAtK(trainer, rows, tiny.hash_reward, every=2, n=2, label="sums"))
+    trainer.train()
+    said = capsys.readouterr().out.splitlines()
+    first = next(i for i, line in enumerate(said) if line.startswith("anchor:"))
+    names = [line.split(":")[0] for line in said[first:] if line[:1].isalpha() and ":" in line[:11]]
+    assert names[:7] == ["anchor", "loss", "reference", "model", "data", "steps", "output"]
+    shown = [line.split() for line in said if line[:1].isdigit()]
+    assert [line[0] for line in shown] == ["0/3", "1/3", "2/3", "2/3", "3/3"]
+    assert [line[1] for line in shown] == ["held", "reward", "held", "reward", "reward"]
+    held = next(h for h in trainer.state.log_history if "held_out/sums/pass@1" in h)
+    values = [f"{held[f'held_out/sums/pass@{k}']:.3f}" for k in (1, 2)]
+    assert shown[0][1:] == ["held", "out", "sums", "pass@1", values[0], "pass@2", values[1]]
+    assert shown[1][1::2] == ["reward", "KL", "active", "entropy", "length", "~" + shown[1][-2][1:]]
+    logged = next(h for h in trainer.state.log_history if "loss" in h)
+    assert float(shown[1][6]) == pytest.approx(logged["sage/active"], abs=0.006)
+    assert float(shown[1][10]) == pytest.approx(logged["completions/mean_length"], abs=0.6)
+
+
+def test_a_line_of_the_console_fits_a_terminal():
+    logs = {
+        "reward": 0.53125,
+        "kl_ref": 0.00123,
+        "sage/active": 0.302,
+        "entropy": 0.4123,
+        "completions/mean_length": 1212.3,
+    }
+    line = callbacks.step_line(logs)
+    assert line == "reward 0.531  KL 0.0012  active 0.30  entropy 0.41  length 1212"
+    assert len(f"120/2000  {line}  ~55 min") <= 82
+    assert callbacks.step_line({"held_out/pass@1": 0.5}) == callbacks.step_line({"train_runtime": 3.0}) == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "anchor", "loss", "reference"),
+    [
+        ({"guide": "tempered"}, "tempered guide (ratio 0.5, threshold 1.2, kappa_max 0.5, source policy) on π_ref, k3, β 0.2",
+         "grpo, advantage group (r − mean)/std", "a frozen copy of the model, 0.1 MB"),
+        ({"guide": "none", "beta": 0.0, "loss_type": "dapo", "scale_rewards": "none"}, "none (β 0)",
+         "dapo, advantage group r − mean", "none"),
+        ({"guide": "none", "anchor_reset": 3, "advantage": ["rarity", "focal"]}, "π_ref, k3, β 0.2",
+         "grpo, advantage rarity (share 1.0) + focal (gamma 1.0)",
+         "a frozen copy of the model, 0.1 MB; becomes the policy every 3 steps"),
+    ],
+)  # fmt: skip
+def test_the_banner_says_what_the_run_is(folder, tmp_path, capsys, options, anchor, loss, reference):
+    trainer = build(folder, tmp_path, **options)
+    lines = banner.lines(trainer)
+    assert all(len(line) <= 80 or str(tmp_path) in line or str(folder) in line for line in lines)
+    whole = " ".join(" ".join(lines).split())
+    for part in (f"anchor: {anchor}", f"loss: {loss} ", f"reference: {reference} ", f"output: {tmp_path}"):
+        assert part in whole + " "
+    trainer.args.log_level = "error"
+    trainer.state.is_world_process_zero = True
+    banner.Banner(trainer).on_train_begin(trainer.args, trainer.state, trainer.control)
+    assert "anchor:" not in capsys.readouterr().out, "silent where warnings are"
+
+
+def test_the_banner_knows_where_an_adapters_reference_lives(folder, tmp_path):
+    lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    args = tiny.config(SAGEConfig, tmp_path)
+    trainer = SAGETrainer(folder, tiny.hash_reward, args, tiny.dataset(), peft_config=lora)
+    assert banner.reference(trainer) == "the base with the adapter off (no extra memory)"
+    trainer.model.peft_config["ref"] = lora
+    assert banner.reference(trainer) == "the base with a frozen copy of the adapter it was given"
 
 
 def test_the_card_names_guide_estimator_and_anchor(folder, tmp_path):

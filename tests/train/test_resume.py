@@ -133,10 +133,13 @@ def test_a_checkpoint_cut_short_is_passed_over(model, whole, tmp_path, where):
     assert metrics(tmp_path / "cut.json") == whole("aligned")
 
 
-def test_sigterm_writes_a_checkpoint_first(model, whole, tmp_path):
+@pytest.mark.parametrize(("how", "code"), [("term", 143), ("int", 130)])
+def test_a_signal_writes_a_checkpoint_first(model, whole, tmp_path, how, code):
     options = CASES["aligned"] | {"save_steps": 1000}
-    told = run(model, tmp_path / "run", tmp_path / "run.json", die_at=["term", 2], **options)
-    assert told.returncode == 143, told.stderr
+    told = run(model, tmp_path / "run", tmp_path / "run.json", die_at=[how, 2], **options)
+    assert told.returncode == code, told.stderr
+    assert f"interrupted after step 3 of 6; saved in {tmp_path / 'run' / 'checkpoint-3'}\n" in told.stdout
+    assert "to go on, run the script again with trainer.train(resume_from_checkpoint=True)\n" in told.stdout
     assert last_complete(tmp_path / "run").endswith("checkpoint-3")
     assert not (tmp_path / "run.json").exists()
     assert run(model, tmp_path / "run", tmp_path / "run.json", resume=True, **options).returncode == 0

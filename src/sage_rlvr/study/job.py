@@ -24,6 +24,7 @@ from sage_rlvr.study.plan import Study, read_folder
 
 STATUS = "status.json"
 START = "start.json"  # of the base: what the variants start from
+GO_ON = "run the study's command again"
 GROUP = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what TRL writes for a colocated engine
 
 
@@ -108,7 +109,7 @@ def build_base(base: dict[str, Any], folder: Path) -> str:
         recipe = load_recipe(stage) if isinstance(stage, str) else dict(stage)
         run, config = sft.from_recipe(recipe, folder / "sft", model)
         rows = demonstration_rows(**base["demonstrations"]) if "demonstrations" in base else None
-        model = str(sft.run_sft(run, config, dataset=rows))
+        model = str(sft.run_sft(run, config, dataset=rows, go_on=GO_ON))
     return model
 
 
@@ -153,7 +154,7 @@ def train_variant(study: Study, out: Path, run: str) -> str:
     settings |= {"model_name_or_path": start_model(out), "output_dir": str(out / run / "train")}
     recipe = out / run / "recipe.yaml"
     write_whole(recipe, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
-    return str(train(["--config", str(recipe)]))
+    return str(train(["--config", str(recipe)], GO_ON))
 
 
 def _evaluate(study: Study, model: str, folder: Path, run: str) -> None:

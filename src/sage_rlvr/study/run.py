@@ -20,6 +20,7 @@ from sage_rlvr.study.warm import Forked, Warm
 LOG = "job.log"
 LOCK = "writer.lock"  # one study run a folder
 JOB_MEMORY = 2 << 30  # bytes a run needs on a machine without a GPU: mostly Python and torch themselves
+GRACE_S = 600  # that all runs together have to finish a step and save, once they are told to end
 TRAINING = 0.85  # of a run's work; the rest is its evaluation
 
 
@@ -121,16 +122,31 @@ def _run(
                 watch(study, out)
             time.sleep(0.5)
     finally:
-        # Ctrl-C: trainings write a checkpoint on SIGTERM, stores are whole at any moment
-        for process in running.values():
-            process.send_signal(signal.SIGTERM)
-        end = time.monotonic() + 60  # for all of them together
-        for process in running.values():
-            try:
-                process.wait(max(0.0, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
+        if running:
+            _end(list(running.values()))
     return failed
+
+
+def _end(running: list["subprocess.Popen[bytes] | Forked"]) -> None:
+    """Ctrl-C: trainings finish their step and save on SIGTERM, stores are whole at any moment. A second one kills them."""
+    print(
+        f"\ninterrupted: {len(running)} run{'s' * (len(running) > 1)} finish the step, save and end. Ctrl-C again ends at once.\n"
+        "To go on, run the same command again.",
+        file=sys.stderr,
+        flush=True,
+    )
+    for process in running:
+        process.send_signal(signal.SIGTERM)
+    end = time.monotonic() + GRACE_S
+    for i, process in enumerate(running):
+        try:
+            process.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+        except KeyboardInterrupt:
+            for left in running[i:]:
+                left.kill()
+            raise
 
 
 def _environment(jobs: int) -> dict[str, str]:

@@ -1,52 +1,19 @@
-"""Around a run: a checkpoint on SIGTERM, a progress line, a word where samples are not the policy's, held-out pass@k."""
+"""Around a run: a progress line, a word where samples are not the policy's, held-out pass@k."""
 
 import json
 import random
-import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from accelerate.utils import gather_object
 from rich.console import Console
-from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from sage_rlvr.metrics import pass_at_k
-
-
-class SaveOnSigterm(TrainerCallback):
-    """SIGTERM: finish the step, write a checkpoint, end. All ranks agree, whoever was told first."""
-
-    def __init__(self, accelerator: Accelerator):
-        self.accelerator, self.received = accelerator, False
-        self._before: Any = None
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.received = False
-        try:
-            self._before = signal.signal(signal.SIGTERM, self._note)
-        except ValueError:  # not the main thread: the host program keeps its own handling
-            self._before = None
-
-    def _note(self, number: int, frame: Any) -> None:
-        self.received = True
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        if self.accelerator.num_processes > 1:
-            told = torch.tensor([int(self.received)], device=self.accelerator.device)
-            self.received = bool(self.accelerator.reduce(told, reduction="sum")[0] > 0)
-        if self.received:
-            control.should_save = control.should_training_stop = True
-        return control
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
 
 
 class SaidOnce(TrainerCallback):
@@ -94,16 +61,23 @@ class PaidToRamble(SaidOnce):
         )
 
 
-SHOWN = {"reward": "reward", "kl": "kl", "kl_ref": "kl_ref", "entropy": "entropy", "loss": "loss"}
+SHOWN = {  # metric → what the console calls it, and how it is written
+    "reward": ("reward", ".3f"),
+    "kl_ref": ("KL", ".2g"),
+    "sage/active": ("active", ".2f"),
+    "entropy": ("entropy", ".2f"),
+    "completions/mean_length": ("length", ".0f"),
+}
+HELD_OUT = "held_out/"
 
 
 class ProgressLine(TrainerCallback):
-    """A bar with reward, KL, entropy and time left; where there is no terminal, a line at each log."""
+    """A line at each log (reward, KL to the reference, share of tokens the guide changes, entropy, length, the
+    time left) and one for each held-out measurement; in a terminal the time left is in a bar below them."""
 
     def __init__(self, console: Console | None = None):
         self.console = console or Console()
         self._bar: Progress | None = None
-        self._live: Live | None = None
         self._start = (0.0, 0)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -111,15 +85,9 @@ class ProgressLine(TrainerCallback):
             return
         self._start = (time.monotonic(), state.global_step)
         if self.console.is_terminal:
-            columns = (
-                TextColumn("training"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[now]}"),
-            )
+            columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             self._bar = Progress(*columns, console=self.console)
-            self._bar.add_task("steps", total=state.max_steps, completed=state.global_step, now="")
+            self._bar.add_task("steps", total=state.max_steps, completed=state.global_step)
             self._bar.start()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -127,22 +95,48 @@ class ProgressLine(TrainerCallback):
             self._bar.update(self._bar.task_ids[0], completed=state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        if not state.is_world_process_zero or not logs or not (set(logs) & set(SHOWN)):
+        if not state.is_world_process_zero:
             return
-        now = "  ".join(f"{SHOWN[k]} {logs[k]:.4g}" for k in SHOWN if isinstance(logs.get(k), int | float))
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], now=now)
-        else:
-            took, done = time.monotonic() - self._start[0], state.global_step - self._start[1]
-            left = f"{took / done * (state.max_steps - state.global_step):.0f} s left" if done else ""
-            self.console.print(
-                f"step {state.global_step}/{state.max_steps}  {now}  {left}", soft_wrap=True, highlight=False
-            )
+        shown = [*held_out_lines(logs or {}), *filter(None, [step_line(logs or {})])]
+        for line in shown:
+            left = "" if self._bar is not None or line.startswith("held out") else self._left(state)
+            self._print(f"{state.global_step}/{state.max_steps}  {line}{left}")
+
+    def _left(self, state: Any) -> str:
+        took, done = time.monotonic() - self._start[0], state.global_step - self._start[1]
+        if not done:
+            return ""
+        seconds = took / done * (state.max_steps - state.global_step)
+        return f"  ~{seconds:.0f} s" if seconds < 100 else f"  ~{seconds / 60:.0f} min"
+
+    def _print(self, line: str) -> None:
+        self.console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def step_line(logs: dict[str, Any]) -> str:
+    """What a training step shows; nothing for a log that is not one's."""
+    if "reward" not in logs:
+        return ""
+    found = {name: logs[name] for name in SHOWN if isinstance(logs.get(name), int | float)}
+    return "  ".join(f"{SHOWN[name][0]} {value:{SHOWN[name][1]}}" for name, value in found.items())
+
+
+def held_out_lines(logs: dict[str, Any]) -> list[str]:
+    """One for each held-out task: "held out amc23  pass@1 0.250  pass@8 0.500"."""
+    tasks: dict[str, list[str]] = {}
+    for name, value in logs.items():
+        if name.startswith(HELD_OUT):
+            task, _, metric = name.removeprefix(HELD_OUT).rpartition("/")
+            tasks.setdefault(task, []).append(f"{metric} {value:.3f}")
+    return ["  ".join([f"held out {task}".rstrip(), *values]) for task, values in tasks.items()]
 
 
 class LogFile(TrainerCallback):
@@ -237,7 +231,9 @@ class HeldOutPassAtK(TrainerCallback):
         right = [sum(v > 0 for v in g if v is not None) for g in groups if None not in g]
         if not right:
             return
-        out = {f"held_out/{self.label}pass@{k}": float(pass_at_k(self.n, right, k).mean()) for k in sorted({1, self.n})}
+        out = {
+            f"{HELD_OUT}{self.label}pass@{k}": float(pass_at_k(self.n, right, k).mean()) for k in sorted({1, self.n})
+        }
         self.history.append({"step": step, **out})
         due = self.trainer.control.should_log
         self.trainer.log(dict(out))

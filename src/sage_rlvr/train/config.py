@@ -12,7 +12,7 @@ from sage_rlvr.anchor import ESTIMATORS, Guide, make_guide
 from sage_rlvr.anchor.penalty import CREDITS
 from sage_rlvr.errors import UserError
 from sage_rlvr.names import near
-from sage_rlvr.train import gone, kept, reset, token_credit
+from sage_rlvr.train import gone, kept, reset, token_credit, values
 
 # what a loss type divides by: rows of the batch it sees, counted tokens of it, or the rollout batch's tokens
 WEIGHTS = {
@@ -169,7 +169,12 @@ class SAGEConfig(GRPOConfig):
     def __post_init__(self) -> None:
         if self.bf16 is None and not self.fp16 and not is_torch_bf16_gpu_available():
             self.bf16 = False  # TRL would say True and then refuse to start on a machine without such a GPU
-        super().__post_init__()
+        self._check_values()
+        try:
+            super().__post_init__()
+        except ValueError as e:  # what TRL and transformers refuse is a value that somebody wrote
+            said = " ".join(str(e).split())
+            raise UserError(self._uneven_batch() if "divisible by num_generations" in said else said) from e
         self._check_choices()
         self._derive_bias_correction()
         guide = self.make_guide()
@@ -266,6 +271,23 @@ class SAGEConfig(GRPOConfig):
         return found + reset.departures(self)
 
     # ---- what is refused -------------------------------------------------------------------------------------------
+
+    def _check_values(self) -> None:
+        if self.guide is None:
+            raise UserError(
+                "guide=None is not a guide: write guide='none' for plain GRPO, whose anchor is π_ref alone."
+            )
+        for name in self._VALID_DICT_FIELDS:
+            setattr(self, name, values.mapping(name, getattr(self, name)))
+        values.check(self)
+
+    def _uneven_batch(self) -> str:
+        whole, group = int(self.generation_batch_size or 0), self.num_generations
+        fits = [str(n) for n in range(2, whole + 1) if whole % n == 0]
+        return (
+            f"num_generations={group} does not divide the rollout batch of {whole} completions: set num_generations to "
+            f"{', '.join(fits)}, or per_device_train_batch_size to a multiple of {group}."
+        )
 
     def _check_choices(self) -> None:
         choices = {

@@ -6,9 +6,12 @@ for (``accelerate launch`` on CPU quietly starts one, and drops FSDP settings).
 """
 
 import os
+import signal
+import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib.resources import as_file, files
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +26,7 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.names import near
 
 ASKED = "SAGE_RLVR_PROCESSES"  # in the environment of a process that was started here: how many there should be
-GRACE_S = 600  # after SIGTERM a rank finishes its step and writes a checkpoint; torchrun alone would kill it after 30 s
+GRACE_S = 600  # after SIGTERM or Ctrl-C a rank finishes its step and writes a checkpoint; torchrun alone would kill it after 30 s
 FLAGS = ("--accelerate_config", "--num_processes")
 SHARDED = ("FSDP", "DEEPSPEED")
 LOCK = (
@@ -166,13 +169,44 @@ def _exit_code(start: Callable[[], None]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     try:
-        start()
+        with _second_ctrl_c_kills():
+            start()
     except ChildFailedError as e:
         code = e.get_first_failure()[1].exitcode
         return code if code >= 0 else 128 - code
     except SignalException as e:
         return 128 + int(e.sigval)
     return 0
+
+
+@contextmanager
+def _second_ctrl_c_kills() -> Iterator[None]:
+    """The first Ctrl-C is torchrun's: it tells every process and waits. At the second this ends them all, with exit code 130."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    here, there = socket.socketpair()
+    there.setblocking(False)
+
+    def watch() -> None:
+        seen = 0
+        while number := here.recv(1):
+            seen += number[0] == signal.SIGINT
+            if seen == 2:
+                import psutil
+
+                for process in psutil.Process().children(recursive=True):
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
+                os._exit(130)
+
+    before = signal.set_wakeup_fd(there.fileno(), warn_on_full_buffer=False)  # whatever handlers torchrun installs
+    threading.Thread(target=watch, name="Ctrl-C", daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        there.close()
 
 
 # ---- inside a process ----------------------------------------------------------------------------------------------

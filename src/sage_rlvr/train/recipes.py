@@ -107,6 +107,8 @@ def _load(file: Path | Traversable) -> dict[str, Any]:
         own = field_keys(own, str(at))
         if isinstance(own.get("sft"), str) and (near := _beside(at, own["sft"])):
             own["sft"] = str(near)  # so that it is found from any working directory
+        if "guide" in own and own["guide"] is None:  # null removes a setting, and without one the guide is branch
+            raise UserError(f"{at}: guide: null leaves the default, branch; write guide: none for no guide.")
         whole = merged(whole, own)
     return whole
 
@@ -168,9 +170,13 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 
 
+def parse_yaml(text: str) -> Any:
+    return yaml.load(text, _Loader)
+
+
 def read_yaml(file: Path | Traversable) -> dict[str, Any]:
     try:
-        content = yaml.load(file.read_text(encoding="utf-8"), _Loader)
+        content = parse_yaml(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
         raise UserError(f"{file} cannot be read ({' '.join(str(e).split())[:160]}): fix the YAML.") from e
     if content is None:

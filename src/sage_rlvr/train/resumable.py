@@ -1,6 +1,5 @@
 """A GRPOTrainer that goes on from a checkpoint as if nothing had happened, also inside a rollout buffer."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from sage_rlvr.anchor import Guide
-from sage_rlvr.train import launch, rollouts
-from sage_rlvr.train.callbacks import SaveOnSigterm
+from sage_rlvr.train import interrupt, launch, rollouts
 from sage_rlvr.train.checkpoint import (
     ResumableSampler,
     WholeCheckpoints,
@@ -32,7 +30,7 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
     credit: Credit
     rehearsal: Rehearsal | None
     _stream: rollouts.PromptStream | None  # of DAPO's new prompts
-    _sigterm: SaveOnSigterm
+    go_on: str = interrupt.IN_PYTHON  # what a user who interrupts the run is told to do
     _anchor_reset: AnchorReset
 
     def _get_train_sampler(self, dataset: Any = None) -> ResumableSampler:
@@ -120,7 +118,5 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
                 self._load_from_checkpoint(checkpoint)
                 self.state = state
                 return TrainOutput(state.global_step, 0.0, {})
-        out = super().train(checkpoint, *args, **kwargs)
-        if self._sigterm.received and self.state.global_step < self.state.max_steps:
-            sys.exit(143)  # what SIGTERM would have done, now that the checkpoint is on disk
-        return out
+        with interrupt.saved_on_signal(self, self.go_on):
+            return super().train(checkpoint, *args, **kwargs)

@@ -6,15 +6,17 @@ import re
 from dataclasses import asdict, dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from accelerate.utils import patch_environment
 from datasets import Dataset
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.files import read_json
 from sage_rlvr.models import check_vocabulary, is_adapter, load_model, load_tokenizer, write_whole
-from sage_rlvr.names import OLD, closest, field_flags
+from sage_rlvr.names import OLD, closest, field_flags, near
 from sage_rlvr.provenance import made_with
 from sage_rlvr.tasks import (
     Problem,
@@ -29,7 +31,7 @@ from sage_rlvr.tasks import (
     rows,
     task_reward,
 )
-from sage_rlvr.train import gone, launch, sft
+from sage_rlvr.train import gone, interrupt, launch, sft, values
 from sage_rlvr.train.callbacks import HeldOutPassAtK
 from sage_rlvr.train.checkpoint import set_aside
 from sage_rlvr.train.config import SAGEConfig
@@ -39,6 +41,13 @@ from sage_rlvr.train.recipes import load_recipe
 from sage_rlvr.train.trainer import SAGETrainer
 
 RECORD = "run.json"
+OTHERS = (
+    "checkpoint-*",
+    "config.json",
+    "adapter_config.json",
+    sft.RECORD,
+)  # of a model, or of a run that is not from here
+UNNAMED = "runs/~unnamed~"  # until task, model and seed are known
 # Settings that change neither data nor weights: a run may go on with others
 _FREE = re.compile(
     r"output_dir|logging_|log_|disable_tqdm|report_to|run_name|project$|trackio|save_|push_|hub_|resume|dataloader_num|"
@@ -86,6 +95,7 @@ class RunArguments:
     resume: bool = field(default=True, metadata={"help": "Go on from the newest whole checkpoint in output_dir."})
 
     def __post_init__(self) -> None:
+        values.check(self)
         if self.random_reward is not None:
             check_chance(self.random_reward)
 
@@ -93,8 +103,13 @@ class RunArguments:
 # ---- parsing -------------------------------------------------------------------------------------------------------
 
 
+class _Parser(TrlParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(values.sentence(message))
+
+
 def make_parser() -> TrlParser:
-    return TrlParser((RunArguments, SAGEConfig, ModelConfig), prog="sage-rlvr train", allow_abbrev=False)
+    return _Parser((RunArguments, SAGEConfig, ModelConfig), prog="sage-rlvr train", allow_abbrev=False)
 
 
 def parse(argv: list[str]) -> tuple[RunArguments, SAGEConfig, ModelConfig]:
@@ -112,17 +127,46 @@ def parse(argv: list[str]) -> tuple[RunArguments, SAGEConfig, ModelConfig]:
     settings = load_recipe(name) if name else {}
     for key, value in (settings.pop("env", None) or {}).items():
         os.environ[key] = str(value)
-    settings.setdefault("output_dir", f"runs/{Path(name).stem}" if name else "runs/sage")
+    recipe = dict(settings)
+    settings.setdefault("output_dir", UNNAMED)
     parser = make_parser()
     gone.refuse(settings, f"recipe {name}: ")
     unknown = parser.set_defaults_with_config(**settings)
     if unknown:
         raise UserError(f"recipe {name}: {_unknown(unknown[0].removeprefix('--'))}")
-    *parsed, strangers = parser.parse_args_into_dataclasses(args=argv, return_remaining_strings=True)
+    try:
+        *parsed, strangers = parser.parse_args_into_dataclasses(args=argv, return_remaining_strings=True)
+    except UserError:
+        raise
+    except (ValueError, ImportError) as e:  # what TRL and transformers refuse is a value that somebody wrote
+        raise UserError(" ".join(str(e).split())) from e
     if strangers:
         flag, _, value = strangers[0].removeprefix("--").partition("=")
         raise UserError(gone.instead(flag, value or next(iter(strangers[1:]), None)) or _unknown(flag))
-    return tuple(parsed)
+    run, args, model_args = parsed
+    for f in fields(args):
+        if isinstance(value := getattr(args, f.name), str) and value.startswith(UNNAMED):
+            setattr(args, f.name, value.replace(UNNAMED, default_folder(name, recipe, run, args, model_args)))
+    return run, args, model_args
+
+
+def default_folder(
+    name: str | None, recipe: dict[str, Any], run: RunArguments, args: SAGEConfig, model_args: ModelConfig
+) -> str:
+    """runs/branch for a recipe as it is, runs/branch-countdown-s0 with another task and seed; without a recipe, by guide, task
+    and model. Runs that differ in anything else need an output_dir of their own: they are refused in this one."""
+    words = [Path(name).stem if name else {"none": "grpo"}.get(args.guide, args.guide.rpartition(":")[2])]
+    own = {"task": (data_name(run), RunArguments.task), "model_name_or_path": (model_args.model_name_or_path, None)}
+    for setting, (value, default) in own.items():
+        if value and (not name or value != recipe.get(setting, default)):
+            words.append(Path(value).name.partition(".json")[0])
+    if args.seed != recipe.get("seed", SAGEConfig.seed):
+        words.append(f"s{args.seed}")
+    return "runs/" + re.sub(r"[^\w.+-]+", "-", "-".join(words))
+
+
+def data_name(run: RunArguments) -> str:
+    return run.task
 
 
 def _unknown(name: str) -> str:
@@ -134,15 +178,18 @@ def _unknown(name: str) -> str:
 # ---- running -------------------------------------------------------------------------------------------------------
 
 
-def train(argv: list[str]) -> Path:
-    """The whole run; answers the folder of the trained weights."""
+def train(argv: list[str], go_on: str | None = None) -> Path:
+    """The whole run; answers the folder of the trained weights. ``go_on``: what a user who interrupts it is told to do (their
+    own command again)."""
+    go_on = go_on or interrupt.go_on("train", argv)
     argv, config, processes = launch.take_flags(argv)
     if config is not None:
-        raise SystemExit(launch.launch(["train", *argv], config, processes))
+        with patch_environment(**{interrupt.GO_ON: go_on}):
+            raise SystemExit(launch.launch(["train", *argv], config, processes))
     run, args, model_args = parse(argv)
     launch.check_joined(args.world_size, args.device)
     check_installed(args)
-    start = _sft_stage(run, args, model_args) or model_args.model_name_or_path
+    start = _sft_stage(run, args, model_args, go_on) or model_args.model_name_or_path
     if not start:
         raise UserError("no model to train: give --model a Hub id, a folder or a .gguf file.")
     if args.max_steps == 0:
@@ -155,7 +202,7 @@ def train(argv: list[str]) -> Path:
     with launch.only_writer(folder):
         if read_record(folder, settings) and run.resume:  # by the run that had the lock until now
             return _told_finished(folder)
-        _train(run, args, model_args, str(start), settings)
+        _train(run, args, model_args, str(start), settings, go_on)
     return folder
 
 
@@ -166,9 +213,12 @@ def _told_finished(folder: Path) -> Path:
     return folder
 
 
-def _train(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: str, settings: dict[str, Any]) -> None:
+def _train(
+    run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: str, settings: dict[str, Any], go_on: str
+) -> None:
     folder = Path(args.output_dir)
     trainer = build(run, args, model_args, start)
+    trainer.go_on, trainer.data_name = go_on, data_name(run)
     record = {"settings": settings, **made_with()}
     if args.process_index == 0:
         if not run.resume:
@@ -253,7 +303,7 @@ def problems(run: RunArguments, found: list[Problem] | None = None) -> list[Prob
     return found
 
 
-def _sft_stage(run: RunArguments, args: SAGEConfig, model_args: ModelConfig) -> Path | None:
+def _sft_stage(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, go_on: str) -> Path | None:
     if not run.sft:
         return None
     folder = Path(run.sft_dir) if run.sft_dir else Path(args.output_dir).parent / "sft"
@@ -266,13 +316,16 @@ def _sft_stage(run: RunArguments, args: SAGEConfig, model_args: ModelConfig) -> 
     if not run.decontaminate:
         more["decontaminate"] = False
     stage, config = sft.from_recipe(recipe, folder, model_args.model_name_or_path, **more)
-    return sft.run_sft(stage, config)
+    return sft.run_sft(stage, config, go_on=go_on)
 
 
 def check_installed(args: SAGEConfig) -> None:
     optim = str(getattr(args.optim, "value", args.optim))
     if "8bit" in optim and find_spec("bitsandbytes") is None:
         raise UserError(f"optim={optim} needs bitsandbytes: pip install 'sage-rlvr[gpu]', or set --optim adamw_torch.")
+    for tracker in args.report_to or []:
+        if tracker not in INTEGRATION_TO_CALLBACK:
+            raise UserError(f"report_to={tracker!r} is unknown: {near(tracker, sorted(INTEGRATION_TO_CALLBACK))}.")
     if args.use_vllm and find_spec("vllm") is None:
         raise UserError("use_vllm needs vLLM: pip install 'sage-rlvr[vllm]', or set --use_vllm false.")
 
@@ -289,6 +342,9 @@ def read_record(folder: Path, settings: dict[str, Any]) -> bool:
     """Whether the run in this folder is finished; other settings than its own are refused with the field that differs."""
     path = folder / RECORD
     if not path.is_file():
+        others = [p.name for kind in OTHERS for p in sorted(folder.glob(kind))]
+        if others:
+            raise UserError(f"{folder} holds something else ({others[0]}, and no {RECORD}): use another output_dir.")
         return False
     record = read_json(path, settings=dict, finished=bool)
     made = gone.translated(record["settings"])

@@ -29,7 +29,7 @@ from sage_rlvr.models import check_vocabulary, is_adapter, load_model, load_toke
 from sage_rlvr.models.folders import put_in_place
 from sage_rlvr.names import FIELDS
 from sage_rlvr.tasks import chat_template, decontaminate, evaluation_problems, load_task, sft_rows
-from sage_rlvr.train import launch
+from sage_rlvr.train import interrupt, launch
 from sage_rlvr.train.checkpoint import WholeCheckpoints, take_last_complete
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -110,12 +110,13 @@ def run_sft(
     sft_config: SFTConfig,
     dataset: Dataset | Iterable[dict[str, Any]] | None = None,
     callbacks: Sequence[TrainerCallback] = (),
+    go_on: str = "call run_sft again",
 ) -> Path:
     """Trains, and returns the folder that RL starts from (inside output_dir: merged, adapter or model).
 
     ``dataset``: prompt/completion rows, text or conversational, in place of the task's. Loss is on the completion alone.
     Called again after a kill it goes on from the last complete checkpoint; a finished stage is returned at once; other
-    settings in the same folder are refused.
+    settings in the same folder are refused. ``go_on``: what a user who interrupts it is told to do.
     """
     if not run.model:
         raise UserError("the SFT stage has no model: set model to a Hub id, a folder or a .gguf file.")
@@ -129,7 +130,7 @@ def run_sft(
     if _finished(folder, run, _settings(run, sft_config, rows)):  # also where it cannot be written
         return result
     with launch.only_writer(folder):
-        _make(run, sft_config, rows, callbacks)
+        _make(run, sft_config, rows, callbacks, go_on)
     return result
 
 
@@ -140,7 +141,11 @@ def _finished(folder: Path, run: SFTRun, settings: dict[str, Any]) -> bool:
 
 
 def _make(
-    run: SFTRun, config: SFTConfig, rows: list[dict[str, Any]] | None, callbacks: Sequence[TrainerCallback]
+    run: SFTRun,
+    config: SFTConfig,
+    rows: list[dict[str, Any]] | None,
+    callbacks: Sequence[TrainerCallback],
+    go_on: str,
 ) -> None:
     """What is missing of the stage."""
     folder, everyone = Path(config.output_dir), config.distributed_state
@@ -153,7 +158,7 @@ def _make(
         write_whole(folder / RECORD, json.dumps({"settings": settings}, indent=1) + "\n")
     result, trained = folder / run.result, folder / ("adapter" if run.use_peft else "model")
     if not trained.is_dir():
-        _train(run, config, rows, callbacks, trained)
+        _train(run, config, rows, callbacks, trained, go_on)
     if config.process_index == 0:
         if result != trained and not result.is_dir():
             merge_adapter(trained, result, dtype=run.dtype, trust_remote_code=config.trust_remote_code)
@@ -185,7 +190,12 @@ class StageTrainer(WholeCheckpoints, SFTTrainer):
 
 
 def _train(
-    run: SFTRun, config: SFTConfig, rows: list[dict[str, Any]], callbacks: Sequence[TrainerCallback], out: Path
+    run: SFTRun,
+    config: SFTConfig,
+    rows: list[dict[str, Any]],
+    callbacks: Sequence[TrainerCallback],
+    out: Path,
+    go_on: str,
 ) -> None:
     trusted = config.trust_remote_code
     tokenizer = load_tokenizer(run.model, trust_remote_code=trusted)  # type: ignore[arg-type]
@@ -208,7 +218,8 @@ def _train(
         callbacks=list(callbacks),
     )
     newest = take_last_complete(config.output_dir, ours=False) if config.process_index == 0 else None
-    trainer.train(resume_from_checkpoint=launch.same_everywhere(newest))
+    with interrupt.saved_on_signal(trainer, go_on):
+        trainer.train(resume_from_checkpoint=launch.same_everywhere(newest))
     partial = out.with_name(f".{out.name}.partial")
     if config.process_index == 0:
         shutil.rmtree(partial, ignore_errors=True)

@@ -25,7 +25,8 @@ from sage_rlvr.anchor import Signals, anchor_penalty, noise, tellable
 from sage_rlvr.errors import UserError
 from sage_rlvr.head import Head, covers, in_place
 from sage_rlvr.train import hidden, measure, microbatches, packing, rollouts, token_credit
-from sage_rlvr.train.callbacks import LogFile, OnPolicy, PaidToRamble, ProgressLine, SaveOnSigterm, replace_progress
+from sage_rlvr.train.banner import Banner
+from sage_rlvr.train.callbacks import LogFile, OnPolicy, PaidToRamble, ProgressLine, replace_progress
 from sage_rlvr.train.card import describe
 from sage_rlvr.train.casts import keep_inputs
 from sage_rlvr.train.config import SAGEConfig
@@ -53,6 +54,7 @@ class SAGETrainer(GeneratingTrainer):
         "  year = 2026,\n  eprint = {arXiv:2605.18864}\n}",
     }
 
+    data_name: str | None = None  # what the banner calls the training set
     beta: float
     mask_truncated_completions: bool
 
@@ -100,8 +102,6 @@ class SAGETrainer(GeneratingTrainer):
             head = {"temperature": self.temperature, "cast_lm_head_to_fp32": args.cast_lm_head_to_fp32}
             add_fused_lm_head(inner, outputs=("log_probs", "entropy"), **head)
         self._set_stop_strings(args.stop_strings or [])
-        self._sigterm = SaveOnSigterm(self.accelerator)
-        self.add_callback(self._sigterm)
         self._anchor_reset = AnchorReset(self)
         self.add_callback(self._guard)
         self.add_callback(LogFile())
@@ -109,6 +109,7 @@ class SAGETrainer(GeneratingTrainer):
             self.add_callback(OnPolicy())
         if self.guide is not None and self.estimator == "k1-reward":
             self.add_callback(PaidToRamble())
+        self.add_callback(Banner(self))
         replace_progress(self, ProgressLine)
         self._say_which_gradient()
 

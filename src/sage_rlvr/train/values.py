@@ -1,0 +1,108 @@
+"""Values in a flag, a recipe or a config: of the right type and in range, or one sentence that says what is wrong."""
+
+import math
+import os
+import re
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import fields
+from functools import cache
+from numbers import Integral, Real
+from typing import Any
+
+import yaml
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.names import near
+from sage_rlvr.train.recipes import parse_yaml
+
+AT_LEAST = {  # field → the least it may be
+    "beta": 0, "learning_rate": 0, "weight_decay": 0, "max_grad_norm": 0, "max_completion_length": 1,
+    "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "num_iterations": 1, "num_generations": 2, "rows": 1,
+    "held_out_rows": 1, "held_out_every": 1, "held_out_n": 1, "min_p": 0,
+}  # fmt: skip
+ABOVE = {"temperature": 0, "top_p": 0, "repetition_penalty": 0}
+AT_MOST = {"top_p": 1, "min_p": 1}
+KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {  # type → what it is called, and whether a value is one
+    int: ("a whole number", lambda v: isinstance(v, Integral) and not isinstance(v, bool)),
+    float: ("a number", lambda v: isinstance(v, Real) and not isinstance(v, bool)),
+    bool: ("true or false", lambda v: isinstance(v, bool | int)),
+    str: ("text", lambda v: isinstance(v, str | os.PathLike)),
+}
+
+
+def check(config: Any) -> None:
+    """Of a dataclass: types as annotated, where those are plain ones, and the ranges above."""
+    for name, kinds in _plain_fields(config.__class__).items():
+        value = getattr(config, name)
+        unset = value is None and not {int, float} & set(kinds)
+        if unset or value == type(config).__dataclass_fields__[name].default:
+            continue
+        if not any(value is None if kind is types.NoneType else KINDS[kind][1](value) for kind in kinds):
+            wanted = " or ".join(KINDS[kind][0] for kind in kinds if kind is not types.NoneType)
+            raise UserError(f"{name} must be {wanted}, and is {value!r}.")
+        if isinstance(value, Real) and not isinstance(value, bool):
+            _check_range(name, value)  # type: ignore[arg-type]
+
+
+def _check_range(name: str, value: float) -> None:
+    if not math.isfinite(value):
+        raise UserError(f"{name} must be a finite number, and is {value}.")
+    wrong = None
+    if name in AT_LEAST and value < AT_LEAST[name]:
+        wrong = f"{AT_LEAST[name]} or more"
+    elif name in ABOVE and value <= ABOVE[name]:
+        wrong = f"above {ABOVE[name]}"
+    elif name in AT_MOST and value > AT_MOST[name]:
+        wrong = f"at most {AT_MOST[name]}"
+    if wrong:
+        raise UserError(f"{name} must be {wrong}, and is {value}.")
+
+
+@cache
+def _plain_fields(cls: type) -> dict[str, tuple[Any, ...]]:
+    """field → its types, for fields all of whose types are plain."""
+    hints = typing.get_type_hints(cls)
+    found = {}
+    for field in fields(cls):
+        hint = hints[field.name]
+        union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+        parts = typing.get_args(hint) if union else (hint,)
+        if all(kind in KINDS or kind is types.NoneType for kind in parts):
+            found[field.name] = parts
+    return found
+
+
+def mapping(name: str, value: Any) -> Any:
+    """A dict from text in braces, JSON or YAML: {"ratio": 0.5} and {ratio: 0.5} are the same. Anything else as it is."""
+    if not (isinstance(value, str) and value.lstrip().startswith("{")):
+        return value
+    try:
+        found = parse_yaml(value)
+    except yaml.YAMLError:
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(f"{name}={value!r} cannot be read: write it in quotes, like '{{name: value, other: value}}'.")
+    return found
+
+
+# ---- what argparse refuses -----------------------------------------------------------------------------------------
+
+
+def sentence(said: str) -> str:
+    """argparse's message in our words."""
+    found = re.match(r"argument --(\w+)[^:]*: (.*)", said, re.S)
+    if not found:
+        return said
+    name, why = found.groups()
+    if wrong := re.match(r"invalid (float|int) value: (.*)", why):
+        return f"{name}={wrong[2]} is not {KINDS[{'float': float, 'int': int}[wrong[1]]][0]}."
+    if wrong := re.match(r"invalid choice: (\S+) \(choose from (.*)\)", why, re.S):
+        known = [word.strip("' ") for word in wrong[2].split(",")]
+        return f"{name}={wrong[1]} is unknown: {near(wrong[1].strip(chr(39)), known)}."
+    if wrong := re.match(r"Truthy value expected: got (.*) but", why):
+        return f"{name}={wrong[1]!r} is neither true nor false."
+    if why.startswith("expected"):
+        return f"--{name} has no value: write --{name} VALUE."
+    return f"{name}: {why}"
