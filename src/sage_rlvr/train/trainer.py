@@ -53,6 +53,7 @@ class SAGETrainer(GeneratingTrainer):
         "  year = 2026,\n  eprint = {arXiv:2605.18864}\n}",
     }
 
+    card_more = ""  # a section of the model card: of data that the trainer does not know
     beta: float
     mask_truncated_completions: bool
 
@@ -421,4 +422,5 @@ class SAGETrainer(GeneratingTrainer):
         super().create_model_card(*args, **kwargs)
         card = Path(self.args.output_dir) / "README.md"
         if self.is_world_process_zero() and card.is_file():
-            card.write_text(card.read_text() + describe(self.args, self.guide, is_peft_model(self.model)))
+            more = describe(self.args, self.guide, is_peft_model(self.model)) + self.card_more
+            card.write_text(card.read_text() + more)
