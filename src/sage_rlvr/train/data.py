@@ -120,8 +120,8 @@ def _check_answers(run: Any, args: Any, first: Any) -> None:
     needs = getattr(args.make_advantage(), "needs", ())
     if "answers" in needs and not (hasattr(first, "extract") or hasattr(first, "key")):
         raise UserError(
-            f"advantage={args.advantage!r} counts different answers, and --reward {run.reward[0]} does not say what an answer is: "
-            "add --extract marked, --extract any or --extract file.py:function."
+            f"advantage={args.advantage!r} counts different answers, and --reward {run.reward[0]} does not say what an answer "
+            "is: add --extract marked, --extract any or --extract file.py:function."
         )
 
 

@@ -210,7 +210,7 @@ def _checked(rewards: Any, problems: Sequence[str]) -> list[float | None]:
         if isinstance(reward, str) or (value is not None and not math.isfinite(value)):
             where = f" ({problem})" if problem else ""
             raise BadRewards(
-                f"{reward!r} for completion {i} of {len(problems)}{where}: return a finite number, or None where it does not apply"
+                f"{reward!r} for completion {i} of {len(problems)}{where}: return a finite number, or None if it does not apply"
             )
         out.append(value)
     return out

@@ -123,9 +123,12 @@ def make_parser() -> TrlParser:
     return TrlParser((RunArguments, SAGEConfig, ModelConfig), prog="sage-rlvr train", allow_abbrev=False)
 
 
+SHORT = {"--model": "--model_name_or_path", "--out": "--output_dir", "--max_tokens": "--max_completion_length"}
+
+
 def parse(argv: list[str]) -> tuple[RunArguments, SAGEConfig, ModelConfig]:
     """``--config RECIPE`` gives defaults, flags override them; an unknown name on either side is refused."""
-    argv, name = list(argv), None
+    argv, name = [SHORT.get(word, word) for word in argv], None
     if "--config" in argv:
         at = argv.index("--config")
         if at + 1 == len(argv):
