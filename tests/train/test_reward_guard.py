@@ -190,12 +190,18 @@ def test_async_rewards(folder, tmp_path, how, words, monkeypatch):
 
 @pytest.mark.parametrize(
     ("answer", "words"),
-    [([1.0], "1 rewards for 4 completions"), (["high"] * 4, "could not convert"), (None, "TypeError")],
+    [
+        ([1.0], "returned 1 rewards for 4 completions: return one number per completion"),
+        ([1.0, "high", 0, 0], "returned 'high' for completion 1 of 4: return a finite number, or None"),
+        ([1.0, 0, "1", 0], "returned '1' for completion 2 of 4: return a finite number"),
+        ([None, 0, 0, float("nan")], "returned nan for completion 3 of 4: return a finite number"),
+        (None, "returned None: return a list of 4 numbers"),
+        (0.5, "returned 0.5: return a list of 4 numbers"),
+    ],
 )
 def test_an_answer_that_is_none(folder, tmp_path, answer, words):
     said = stopped(folder, tmp_path, Breaks(lambda completions: answer))
-    assert "'my_reward' raised" in str(said)
-    assert words in str(said)
+    assert f"the reward function 'my_reward' {words}" in str(said)
 
 
 def test_what_there_is_is_said(folder, tmp_path):

@@ -78,7 +78,7 @@ def test_recipe_then_flags(place):
         ["--config", "tiny.yaml", "--learning_rate", "1e-3", "--guide", "tempered", "--beta", "0.3"]
     )
     assert (args.learning_rate, args.guide, args.beta, args.max_steps) == (1e-3, "tempered", 0.3, 3)
-    assert (settings.task, settings.rows, settings.decontaminate) == ("dapo-math-17k", 16, True)
+    assert (settings.task, settings.rows, settings.decontaminate) == ("dapo-math-17k", 16, None)
     assert (model.model_name_or_path, model.lora_r, args.output_dir) == ("base", 4, "runs/tiny")
     settings, args, _ = run.parse(["--config", "tiny.yaml", "--no_decontaminate", "--guide_args", '{"ratio": 0.5}'])
     assert settings.decontaminate is False

@@ -6,6 +6,7 @@ Code that comes with a model is never run unless asked, and what cannot be loade
 import os
 import re
 import socket
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +24,9 @@ _TOKENIZERS = (
     "spiece.model",
     "*.tiktoken",
     "tekken.json",
+)
+DEMO_BASE = (
+    "demo-base"  # a model of a few hundred thousand weights that ships with the package, for a first run on a CPU
 )
 _PADS = ("<|pad|>", "<pad>", "[PAD]", "<|endoftext|>", "<|finetune_right_pad_id|>")
 
@@ -91,6 +95,8 @@ def resolved(name_or_path: str | Path) -> str:
     if path.exists():
         return str(path.resolve())
     name = str(name_or_path)
+    if name == DEMO_BASE:
+        return str(files("sage_rlvr").joinpath("studies", name))
     if path.suffix == ".gguf" or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name):
         raise UserError(f"there is no file or folder {name}, and it is no Hub id (owner/name): check the path.")
     return name

@@ -15,15 +15,16 @@ Normalised: case, LaTeX markup and spacing, punctuation and white space are gone
 ([asy]…[/asy]) are gone too.
 """
 
+import contextlib
 import logging
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.tasks.loading import load_task
+from sage_rlvr.tasks.loading import load_task, offline
 from sage_rlvr.tasks.registry import TASKS, Problem
 
 REASONS = ("exact", "opening", "overlap", "reworded")
@@ -95,6 +96,19 @@ class Report:
         lines += [f"  {task}: not compared, {why}" for task, why in self.missing.items()]
         return "\n".join(lines)
 
+    def line(self) -> str:
+        """The same in one line."""
+        said = (
+            f"decontamination: {len(self.dropped):,} of {len(self.kept) + len(self.dropped):,} problems repeat one of "
+        )
+        said += (
+            f"{', '.join(self.against)} and are left out" if self.against else "no benchmark: none is on this machine"
+        )
+        rest = (
+            f"; not compared with {', '.join(self.missing)} (--decontaminate true fetches them)" if self.missing else ""
+        )
+        return said + rest
+
     def listing(self, reason: str | None = None, width: int = 160) -> str:
         """The pairs themselves, two lines each under a head, for a person to judge."""
         out = []
@@ -110,8 +124,11 @@ class Report:
         return "\n".join(out)
 
 
-def evaluation_problems(data_dir: str | Path | None = None) -> tuple[dict[str, list[Problem]], dict[str, str]]:
-    """({task: problems} for every evaluation task that can be loaded, {task: why not} for the others).
+def evaluation_problems(
+    data_dir: str | Path | None = None, names: Collection[str] | None = None, fetch: bool = True
+) -> tuple[dict[str, list[Problem]], dict[str, str]]:
+    """({task: problems} for every evaluation task that can be loaded, {task: why not} for the others). ``names``: of these only;
+    without ``fetch`` only what is in the data folder or in the Hub's cache on this machine.
 
     Unions and subsets are left out, being covered by the whole; test splits of training tasks are in. Generated tasks keep
     training and test apart by construction.
@@ -119,13 +136,15 @@ def evaluation_problems(data_dir: str | Path | None = None) -> tuple[dict[str, l
     loaded, missing = {}, {}
     for task in list(TASKS.values()):
         covered = task.parts or (task.keep and task.kind == "eval")
-        if task.generate or covered or "test" not in task.splits:
+        if task.generate or covered or "test" not in task.splits or (names is not None and task.name not in names):
             continue
         try:
-            loaded[task.name] = load_task(task.name, data_dir, split="test")
+            with contextlib.nullcontext() if fetch else offline():
+                loaded[task.name] = load_task(task.name, data_dir, split="test")
         except UserError as e:
             missing[task.name] = str(e)
-            _log.warning("decontamination cannot compare with %s: %s", task.name, e)
+            if fetch:
+                _log.warning("decontamination cannot compare with %s: %s", task.name, e)
     return loaded, missing
 
 

@@ -206,7 +206,7 @@ def _hub_rows(task: Task, source: Source, folder: Path | None) -> list[dict[str,
     where = folder or "a data folder (data_dir, $SAGE_RLVR_DATA or ./data)"
     mend = f"put {source.files[0]}{SUFFIXES[0]} into {where}" if source.files else "check the task's hub id"
     try:
-        with _no_waiting():
+        with no_waiting():
             sets = [load_dataset(source.hub, config, split=source.split) for config in source.configs]
             return [dict(row) for rows in sets for row in rows]
     except Exception as e:  # the Hub fails in many types: offline, gated, moved, no such split
@@ -217,9 +217,8 @@ def _hub_rows(task: Task, source: Source, folder: Path | None) -> list[dict[str,
 
 
 @contextlib.contextmanager
-def _no_waiting() -> Iterator[None]:
+def no_waiting() -> Iterator[None]:
     """With no route to the Hub its client retries for half a minute; offline mode looks into the cache and gives up at once."""
-    import datasets
     import huggingface_hub.constants as hub
 
     if any(os.environ.get(p) for p in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")) or _resolves(
@@ -227,6 +226,16 @@ def _no_waiting() -> Iterator[None]:
     ):
         yield
         return
+    with offline():
+        yield
+
+
+@contextlib.contextmanager
+def offline() -> Iterator[None]:
+    """The cache alone: nothing is fetched."""
+    import datasets
+    import huggingface_hub.constants as hub
+
     before = hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
     hub.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     try:

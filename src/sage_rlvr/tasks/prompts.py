@@ -11,7 +11,7 @@ from typing import Any
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.tasks.endless import why_endless
-from sage_rlvr.tasks.registry import Problem, near
+from sage_rlvr.tasks.registry import COLUMNS, PROMPT, Problem, near
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ register_format(
     )
 )
 register_format(PromptFormat(name="plain", fallback=True))
+# a user's own prompts as TRL takes them: text is continued, messages go through the chat template
+AS_IS = register_format(PromptFormat(name="as_is", fallback=True))
 # countdown for a model of characters
 register_format(PromptFormat(name="symbols", user="{numbers}={target}:", fallback=True))
 
@@ -137,8 +139,11 @@ def _apply(tokenizer: Any, template: str, messages: list[dict[str, str]], fmt: P
 
 def to_messages(problem: Problem, fmt: str | PromptFormat = "paper") -> list[dict[str, str]]:
     """The conversational prompt: system, where the format has one, and user. The prefix is the template's to add."""
-    fmt = get_format(fmt)
-    meta = {k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in problem.meta.items()}
+    fmt, own = get_format(fmt), problem.meta.get(PROMPT)
+    if isinstance(own, list):
+        return _own_messages(problem, fmt)
+    fields = {**problem.meta, **problem.meta.get(COLUMNS, {})}
+    meta = {k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in fields.items()}
     try:
         user = fmt.user.format(**{**meta, "question": problem.question})
     except (KeyError, IndexError) as e:
@@ -149,6 +154,22 @@ def to_messages(problem: Problem, fmt: str | PromptFormat = "paper") -> list[dic
     return _messages(fmt, user)
 
 
+def _own_messages(problem: Problem, fmt: PromptFormat) -> list[dict[str, str]]:
+    """A user's conversation, the format's system turn in front where it has none."""
+    if fmt.user != "{question}":
+        raise UserError(
+            f"prompt format {fmt.name!r} words the question itself, and {problem.id} is a list of messages."
+        )
+    own = [{"role": m["role"], "content": m["content"]} for m in problem.meta[PROMPT]]
+    return own if own[0]["role"] == "system" else [*_messages(fmt, "")[:-1], *own]
+
+
+def continued(problem: Problem, fmt: PromptFormat) -> str | None:
+    """A user's prompt that the model goes on from as it is, with no chat template; None: it is a conversation."""
+    own = problem.meta.get(PROMPT)
+    return own if fmt.name == AS_IS.name and isinstance(own, str) else None
+
+
 def _messages(fmt: PromptFormat, user: str) -> list[dict[str, str]]:
     system = [{"role": "system", "content": fmt.system}] if fmt.system else []
     return [*system, {"role": "user", "content": user}]
@@ -157,6 +178,8 @@ def _messages(fmt: PromptFormat, user: str) -> list[dict[str, str]]:
 def render(problem: Problem, fmt: str | PromptFormat = "paper", tokenizer: Any = None) -> str:
     """The text as the model will see it; without a tokenizer, its parts with empty lines between them."""
     fmt = get_format(fmt)
+    if (text := continued(problem, fmt)) is not None:
+        return _own_bos(tokenizer) + text
     messages = to_messages(problem, fmt)
     if tokenizer is None:
         return "\n\n".join([m["content"] for m in messages] + ([fmt.prefix] if fmt.prefix else []))
@@ -166,17 +189,24 @@ def render(problem: Problem, fmt: str | PromptFormat = "paper", tokenizer: Any =
 def rows(
     problems: Sequence[Problem], fmt: str | PromptFormat = "paper", tokenizer: Any = None, conversational: bool = True
 ) -> list[dict[str, Any]]:
-    """Rows for TRL: prompt, answer, task, problem.
+    """Rows for TRL: prompt, answer, task, problem; of a user's own data every column, and these where it has none of the name.
 
-    Conversational prompts rely on ``chat_template`` having been set on the tokenizer; strings are rendered here, less the
+    Conversational prompts rely on ``chat_template`` having been set on the tokenizer; strings are rendered here, without the
     BOS that the tokenizer will put in front of them by itself.
     """
-    own_bos = _own_bos(tokenizer)
+    own_bos, fmt = _own_bos(tokenizer), get_format(fmt)
 
     def prompt(p: Problem) -> Any:
+        if (text := continued(p, fmt)) is not None:
+            return text
         return to_messages(p, fmt) if conversational else render(p, fmt, tokenizer).removeprefix(own_bos)
 
-    return [{"prompt": prompt(p), "answer": p.answer, "task": p.task, "problem": p.id} for p in problems]
+    def row(p: Problem) -> dict[str, Any]:
+        own = p.meta.get(COLUMNS)
+        gold = {"answer": p.answer} if own is None or p.answer else {}
+        return {"task": p.task, "problem": p.id, **(own or {}), **gold, "prompt": prompt(p)}
+
+    return [row(p) for p in problems]
 
 
 def _own_bos(tokenizer: Any) -> str:

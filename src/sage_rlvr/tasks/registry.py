@@ -16,6 +16,7 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.names import near
 
 KINDS = ("train", "eval", "sft", "generated")
+COLUMNS, PROMPT = "_columns", "_prompt"  # in the meta of a user's own problem: the row as it is, and its prompt
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Protocol, TypeVar
 
 from sage_rlvr.errors import UserError
@@ -18,6 +18,8 @@ from sage_rlvr.tasks.registry import Problem, get_task, near
 
 _log = logging.getLogger(__name__)
 Judge = Callable[[str, str], float | None]  # (extracted answer, gold) → verdict
+EXTRACTS = {"marked": False, "any": True}  # how an answer is found, by name: whether one without a mark counts
+Extract = str | Callable[[str], str | None] | None
 MAX_CHARACTERS = 1_000_000  # a longer completion is not looked at, as in the Verifier
 MAX_ANSWER_CHARACTERS = 20_000
 T = TypeVar("T")
@@ -260,13 +262,20 @@ def keep_verifiable(problems: Sequence[Problem], scorer: Scorer) -> tuple[list[P
 class TaskReward:
     """What task_reward gives: callable as TRL calls a reward function, picklable, the scorer started at the first call."""
 
-    def __init__(self, task_name: str, format: str = "paper", verifier: Any = None):
+    def __init__(self, task_name: str, format: str = "paper", verifier: Any = None, extract: Extract = None):
         self.task_name, self.fallback, self.verifier = task_name, get_format(format).fallback, verifier
-        self.__name__ = f"{task_name.replace(':', '_').replace('-', '_')}_reward"
+        if isinstance(extract, str):
+            self.fallback = reads_unmarked(extract)
+        self.own_extract = extract if callable(extract) else None
+        self.__name__ = re.sub(r"\W", "_", f"{task_name}_reward")
         self.scorer: Scorer | None = None
         get_task(task_name)  # an unknown task is said now, not at the first step
 
     def __call__(self, completions: Sequence[Any], answer: Sequence[str], **columns: Any) -> list[float | None]:
+        if self.own_extract is not None:
+            answers = [self.extract(completion_text(c)) for c in completions]
+            completions = ["" if a is None else f"<SOLUTION>{a}</SOLUTION>" for a in answers]
+            columns.pop("truncated", None)  # the function has the whole text, cut or not
         if get_task(self.task_name).scorer == "math" and self.verifier is None and not self.fallback:
             from sage_rlvr.verify import verifiable_reward  # one verifier for the process, and its metrics
 
@@ -289,6 +298,8 @@ class TaskReward:
 
     def extract(self, completion: str) -> str | None:
         """The answer a completion gives, as the scorer reads it: what a trainer counts when it counts distinct answers."""
+        if self.own_extract is not None:
+            return _own_answer(self.own_extract, completion)
         return final_answer(completion, self.fallback, get_task(self.task_name).scorer == "knights-knaves")
 
     def key(self, completion: str) -> str | None:
@@ -304,9 +315,33 @@ class TaskReward:
         return None if answer is None else " ".join(answer.split())
 
 
-def task_reward(task_name: str, format: str = "paper", verifier: Any = None) -> TaskReward:
-    """A TRL reward function for a task: 1.0, 0.0 or None (TRL leaves None out)."""
-    return TaskReward(task_name, format, verifier)
+def task_reward(task_name: str, format: str = "paper", verifier: Any = None, extract: Extract = None) -> TaskReward:
+    """A TRL reward function for a task: 1.0, 0.0 or None (TRL leaves None out). ``extract``: how an answer is found, "marked",
+    "any" or a function of the completion's text; None: as the prompt format says."""
+    return TaskReward(task_name, format, verifier, extract)
+
+
+def reads_unmarked(extract: str) -> bool:
+    if extract not in EXTRACTS:
+        raise UserError(f"--extract {extract}: write {', '.join(EXTRACTS)}, or file.py:function.")
+    return EXTRACTS[extract]
+
+
+def reader(extract: Extract) -> Callable[[str], str | None]:
+    """A completion's text → its answer, None where it has none."""
+    from sage_rlvr.verify import extract_answer
+
+    if callable(extract):
+        return partial(_own_answer, extract)
+    return partial(extract_answer, fallback=bool(extract and reads_unmarked(extract)))
+
+
+def _own_answer(extract: Callable[[str], str | None], completion: str) -> str | None:
+    found = extract(completion)
+    if found is not None and not isinstance(found, str):
+        name = getattr(extract, "__name__", "extract")
+        raise UserError(f"--extract {name} returned {found!r}: return the answer as text, or None where there is none.")
+    return found
 
 
 def solution_key(reward: Any, completion: str) -> str | None:

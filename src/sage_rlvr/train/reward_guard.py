@@ -8,11 +8,12 @@ async function that blocks its loop under a trainer outside the main thread.
 
 import asyncio
 import contextvars
+import math
 import random
 import signal
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Sequence, Sized
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,10 @@ class Overtime(BaseException):
     """Raised inside a reward call whose time is up; no Exception, so that ``except Exception`` there does not swallow it."""
 
 
+class BadRewards(Exception):
+    """What a reward function gave is no list of numbers, one per completion: what it is, and what to return."""
+
+
 class RewardFailed(Exception):
     """A call of a reward function failed: which, and why."""
 
@@ -59,7 +64,8 @@ class RewardGuard(TrainerCallback):
         trainer, failed = self.trainer, None
         funcs = trainer.reward_funcs
         names = trainer.reward_func_names
-        trainer.reward_funcs = [self._watched(f, n, len(prompts)) for f, n in zip(funcs, names)]
+        rows = [str(row.get("problem", "")) for row in inputs]
+        trainer.reward_funcs = [self._watched(f, n, rows) for f, n in zip(funcs, names)]
         self._awaited.clear()
         try:
             with self._loop_watched(len(funcs)):
@@ -77,7 +83,7 @@ class RewardGuard(TrainerCallback):
             self._stop(failed, told[0])
         return per_func
 
-    def _watched(self, func: Any, name: str, rows: int) -> Any:
+    def _watched(self, func: Any, name: str, rows: Sequence[str]) -> Any:
         """``func`` under the limit, what it raises or gives wrongly as a RewardFailed. A reward model is left as it is."""
         if isinstance(func, torch.nn.Module):
             return func
@@ -118,7 +124,7 @@ class RewardGuard(TrainerCallback):
         if failed is not None and failed.__cause__ is not None and _ours(failed.func):
             raise failed.__cause__  # our fault, so with its traceback
         raise UserError(
-            f"{why}; {saved}. Mend it and run again with the same output_dir (in Python: trainer.train("
+            f"{why}; {saved}. Fix it and run again with the same output_dir (in Python: trainer.train("
             "resume_from_checkpoint=True)): it goes on from there."
         ) from (failed and failed.__cause__)
 
@@ -177,6 +183,8 @@ def _ours(func: Any) -> bool:
 def _failures(func: Any, name: str, limit: float | None) -> Iterator[None]:
     try:
         yield
+    except BadRewards as error:
+        raise RewardFailed(func, name, f"returned {error}") from error
     except UserError as error:
         raise RewardFailed(func, name, f"says: {str(error).rstrip('.')}") from error
     except Exception as error:
@@ -187,10 +195,24 @@ def _failures(func: Any, name: str, limit: float | None) -> Iterator[None]:
         raise RewardFailed(func, name, f"took longer than reward_timeout_s={limit:g} seconds") from error
 
 
-def _checked(rewards: Sequence[Any], rows: int) -> list[float | None]:
-    out = [None if reward is None else float(reward) for reward in rewards]
-    if len(out) != rows:
-        raise ValueError(f"{len(out)} rewards for {rows} completions: return one each")
+def _checked(rewards: Any, problems: Sequence[str]) -> list[float | None]:
+    """One number or None per completion; ``problems`` names the row that each completion answers."""
+    if isinstance(rewards, str) or not isinstance(rewards, Iterable):
+        raise BadRewards(f"{rewards!r}: return a list of {len(problems)} numbers, one per completion")
+    out, given = list[float | None](), list(rewards)
+    if len(given) != len(problems):
+        raise BadRewards(f"{len(given)} rewards for {len(problems)} completions: return one number per completion")
+    for i, (reward, problem) in enumerate(zip(given, problems)):
+        try:
+            value = None if reward is None else float(reward)
+        except (TypeError, ValueError):
+            value = math.nan
+        if isinstance(reward, str) or (value is not None and not math.isfinite(value)):
+            where = f" ({problem})" if problem else ""
+            raise BadRewards(
+                f"{reward!r} for completion {i} of {len(problems)}{where}: return a finite number, or None if it does not apply"
+            )
+        out.append(value)
     return out
 
 

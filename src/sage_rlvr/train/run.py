@@ -18,25 +18,14 @@ from sage_rlvr.files import read_json
 from sage_rlvr.models import check_vocabulary, is_adapter, load_model, load_tokenizer, write_whole
 from sage_rlvr.names import OLD, closest, field_flags, near
 from sage_rlvr.provenance import made_with
-from sage_rlvr.tasks import (
-    Problem,
-    chat_template,
-    decontaminate,
-    evaluation_problems,
-    get_format,
-    get_task,
-    keep_verifiable,
-    load_task,
-    make_scorer,
-    rows,
-    task_reward,
-)
-from sage_rlvr.train import gone, interrupt, launch, sft, values
+from sage_rlvr.tasks import chat_template, get_format, load_task, rows, task_reward
+from sage_rlvr.tasks.prompts import continued
+from sage_rlvr.train import data, gone, interrupt, launch, sft, values
 from sage_rlvr.train.callbacks import HeldOutPassAtK
 from sage_rlvr.train.checkpoint import set_aside
 from sage_rlvr.train.config import SAGEConfig
-from sage_rlvr.train.random_reward import RandomReward, check_chance
-from sage_rlvr.train.reach import within_reach
+from sage_rlvr.train.data import candidates, problems
+from sage_rlvr.train.random_reward import check_chance
 from sage_rlvr.train.recipes import load_recipe
 from sage_rlvr.train.trainer import SAGETrainer
 
@@ -60,8 +49,34 @@ _FREE = re.compile(
 class RunArguments:
     """What a run needs beside SAGEConfig and TRL's ModelConfig."""
 
+    dataset: str | None = field(
+        default=None,
+        metadata={"help": "Your own data: a .jsonl, .json, .csv or .parquet file, a folder, or a Hub id."},
+    )
+    reward: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Your own rewards, file.py:function or module:function, as TRL calls them (docs/your_data.md)."
+        },
+    )
     task: str = field(
-        default="dapo-math-17k", metadata={"help": "Problems to train on ('sage-rlvr tasks' lists them)."}
+        default="",
+        metadata={"help": "Or problems that ship: 'sage-rlvr tasks' lists them. Unless said: dapo-math-17k."},
+    )
+    prompt_column: str | None = field(
+        default=None, metadata={"help": "Column of the prompts in --dataset. Unless said: prompt, question or problem."}
+    )
+    answer_column: str | None = field(
+        default=None, metadata={"help": "Column of the right answers in --dataset. Unless said: answer or solution."}
+    )
+    dataset_config: str | None = field(default=None, metadata={"help": "Config of a Hub dataset, such as main."})
+    split: str | None = field(default=None, metadata={"help": "Split of a Hub dataset or folder. Unless said: train."})
+    extract: str | None = field(
+        default=None,
+        metadata={
+            "help": "How an answer is found in a completion: marked (<SOLUTION> or \\boxed), any (also the last number), or "
+            "file.py:function. Unless said: as the prompt format does."
+        },
     )
     rows: int | None = field(default=None, metadata={"help": "Only the first rows of the task."})
     within_reach: str | None = field(
@@ -71,10 +86,20 @@ class RunArguments:
         },
     )
     prompt_format: str = field(
-        default="paper", metadata={"help": "Prompt format: paper, boxed, plain, symbols, or a registered name."}
+        default="",
+        metadata={
+            "help": "Prompt format: paper, boxed, plain, symbols, as_is, or a registered name. Unless said: paper; with "
+            "--dataset boxed; with --dataset and --reward as_is."
+        },
     )
     data_dir: str | None = field(default=None, metadata={"help": "Folder of local task files, in the Hub's schema."})
-    decontaminate: bool = field(default=True, metadata={"help": "Drop problems that repeat an evaluation problem."})
+    decontaminate: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Drop problems that repeat an evaluation problem; true fetches the benchmarks. Unless said: for "
+            "mathematics that ships, against the benchmarks on this machine."
+        },
+    )
     random_reward: float | None = field(
         default=None,
         metadata={
@@ -96,6 +121,7 @@ class RunArguments:
 
     def __post_init__(self) -> None:
         values.check(self)
+        data.check(self)
         if self.random_reward is not None:
             check_chance(self.random_reward)
 
@@ -124,7 +150,14 @@ def parse(argv: list[str]) -> tuple[RunArguments, SAGEConfig, ModelConfig]:
             )
         name = argv[at + 1]
         del argv[at : at + 2]
+    argv = [word if word != "--no_decontaminate" else "--decontaminate=false" for word in argv]
     settings = load_recipe(name) if name else {}
+    flags = {word.partition("=")[0] for word in argv}
+    if "--dataset" in flags:
+        settings.pop("task", None)  # the flag says what to train on, whatever the recipe says
+    if "--task" in flags:
+        for key in ("dataset", *data.DATA_FLAGS):
+            settings.pop(key, None)
     for key, value in (settings.pop("env", None) or {}).items():
         os.environ[key] = str(value)
     recipe = dict(settings)
@@ -144,6 +177,7 @@ def parse(argv: list[str]) -> tuple[RunArguments, SAGEConfig, ModelConfig]:
         flag, _, value = strangers[0].removeprefix("--").partition("=")
         raise UserError(gone.instead(flag, value or next(iter(strangers[1:]), None)) or _unknown(flag))
     run, args, model_args = parsed
+    data.prepare(run)
     for f in fields(args):
         if isinstance(value := getattr(args, f.name), str) and value.startswith(UNNAMED):
             setattr(args, f.name, value.replace(UNNAMED, default_folder(name, recipe, run, args, model_args)))
@@ -156,17 +190,13 @@ def default_folder(
     """runs/branch for a recipe as it is, runs/branch-countdown-s0 with another task and seed; without a recipe, by guide, task
     and model. Runs that differ in anything else need an output_dir of their own: they are refused in this one."""
     words = [Path(name).stem if name else {"none": "grpo"}.get(args.guide, args.guide.rpartition(":")[2])]
-    own = {"task": (data_name(run), RunArguments.task), "model_name_or_path": (model_args.model_name_or_path, None)}
+    own = {"task": (run.task, data.DEFAULT), "model_name_or_path": (model_args.model_name_or_path, None)}
     for setting, (value, default) in own.items():
         if value and (not name or value != recipe.get(setting, default)):
             words.append(Path(value).name.partition(".json")[0])
     if args.seed != recipe.get("seed", SAGEConfig.seed):
         words.append(f"s{args.seed}")
     return "runs/" + re.sub(r"[^\w.+-]+", "-", "-".join(words))
-
-
-def data_name(run: RunArguments) -> str:
-    return run.task
 
 
 def _unknown(name: str) -> str:
@@ -218,7 +248,7 @@ def _train(
 ) -> None:
     folder = Path(args.output_dir)
     trainer = build(run, args, model_args, start)
-    trainer.go_on, trainer.data_name = go_on, data_name(run)
+    trainer.go_on, trainer.data_name = go_on, run.task
     record = {"settings": settings, **made_with()}
     if args.process_index == 0:
         if not run.resume:
@@ -236,11 +266,17 @@ def _train(
 def build(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: str) -> SAGETrainer:
     """The trainer of a run, with data, prompts, reward and held-out measurement as the arguments say."""
     trusted = args.trust_remote_code
-    tokenizer = load_tokenizer(start, trust_remote_code=trusted)
-    tokenizer.chat_template = chat_template(tokenizer, run.prompt_format)
+    reward, found = data.rewards(run, args), candidates(run)
+    trained = problems(run, found)
+    tokenizer, fmt = load_tokenizer(start, trust_remote_code=trusted), get_format(run.prompt_format)
+    text = continued(trained[0], fmt) is not None
+    if run.dataset and args.process_index == 0:
+        print(data.told(run, len(trained), text, bool(tokenizer.chat_template)))
+    if not text or run.held_out:
+        tokenizer.chat_template = chat_template(tokenizer, fmt)
     tokenizer.padding_side = "left"
     if args.stop_strings is None:
-        args.stop_strings = list(get_format(run.prompt_format).stop)
+        args.stop_strings = list(fmt.stop)
     adapter = is_adapter(start)
     model = load_model(
         start,
@@ -251,21 +287,16 @@ def build(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: s
         **({"quantization_config": q} if (q := get_quantization_config(model_args)) is not None else {}),
     )
     check_vocabulary(model, tokenizer)
-    reward: Any = task_reward(run.task, run.prompt_format)
-    if run.random_reward is not None:
-        reward = RandomReward(reward, run.random_reward, args.seed)
-        if args.process_index == 0:
-            print(f"sage: a control: training is paid 1 with chance {run.random_reward:g}, whatever is answered")
-    found = candidates(run)
     trainer = SAGETrainer(
         model,
         reward,
         args,
-        train_dataset=Dataset.from_list(rows(problems(run, found), run.prompt_format)),
+        train_dataset=Dataset.from_list(rows(trained, run.prompt_format)),
         keep_dataset=Dataset.from_list(rows(found, run.prompt_format)) if args.keep_from else None,
         processing_class=tokenizer,
         peft_config=None if adapter else get_peft_config(model_args),  # an adapter from SFT is trained further
     )
+    trainer.card_more = data.card(run, len(trained))
     for name in run.held_out or []:
         held = load_task(name, run.data_dir, run.held_out_rows, split="test")
         judge = task_reward(name, run.prompt_format)
@@ -274,33 +305,6 @@ def build(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: s
         )
         trainer.add_callback(callback)
     return trainer
-
-
-def candidates(run: RunArguments) -> list[Problem]:
-    """The task's first rows, without those that repeat an evaluation problem."""
-    task = get_task(run.task)
-    split = "train" if "train" in task.splits else None  # else the task's first
-    made_here = task.generate is not None  # as many as are asked for
-    found = load_task(run.task, run.data_dir, limit=run.rows if made_here else None, split=split)
-    if run.decontaminate:
-        against, missing = evaluation_problems(run.data_dir)
-        against.pop(run.task, None)
-        report = decontaminate(found, against, missing=missing)
-        print(report.summary())
-        found = report.kept
-    return found[: run.rows]
-
-
-def problems(run: RunArguments, found: list[Problem] | None = None) -> list[Problem]:
-    """The training problems: the candidates that are within reach, where that is asked for, with a gold that can be judged."""
-    found = candidates(run) if found is None else found
-    if run.within_reach and found:
-        found = within_reach(found, run.within_reach)
-    with make_scorer(run.task) as scorer:
-        found = launch.same_everywhere(keep_verifiable(found, scorer)[0])
-    if not found:
-        raise UserError(f"no problem of task {run.task!r} is left to train on: check rows, data_dir and decontaminate.")
-    return found
 
 
 def _sft_stage(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, go_on: str) -> Path | None:
@@ -313,7 +317,7 @@ def _sft_stage(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, go_
         more["optim"] = args.optim  # checked above: the run has been told to do without
     if run.data_dir:
         more["data_dir"] = run.data_dir
-    if not run.decontaminate:
+    if run.decontaminate is False:
         more["decontaminate"] = False
     stage, config = sft.from_recipe(recipe, folder, model_args.model_name_or_path, **more)
     return sft.run_sft(stage, config, go_on=go_on)
@@ -334,7 +338,9 @@ def check_installed(args: SAGEConfig) -> None:
 
 
 def settings_of(run: RunArguments, args: SAGEConfig, model_args: ModelConfig) -> dict[str, Any]:
-    everything = asdict(run) | args.to_dict() | asdict(model_args)
+    everything = asdict(run) | args.to_dict() | asdict(model_args) | data.digests(run)
+    if run.decontaminate is None:
+        everything["decontaminate"] = not run.dataset  # as runs were recorded before it had a third value
     return json.loads(json.dumps({k: v for k, v in sorted(everything.items()) if not _FREE.match(k)}, default=str))
 
 
@@ -348,8 +354,11 @@ def read_record(folder: Path, settings: dict[str, Any]) -> bool:
         return False
     record = read_json(path, settings=dict, finished=bool)
     made = gone.translated(record["settings"])
+    same_rows = made.get("dataset_digest", "") == settings.get("dataset_digest")
     for name in sorted(made.keys() & settings.keys()):
-        if made[name] != settings[name]:
+        if made[name] != settings[name] and not (same_rows and name in ("dataset", "task")):
+            if data.changed(folder, name, made[name], settings[name]):
+                continue
             raise UserError(
                 f"{folder} was made with {name}={made[name]!r} and this run has {settings[name]!r}: "
                 f"use another --out, or set {name} back."

@@ -252,7 +252,7 @@ def _lora(run: SFTRun) -> Any:
 def _task_rows(run: SFTRun) -> list[dict[str, Any]]:
     problems = load_task(run.task, run.data_dir, run.rows)
     if run.decontaminate:
-        against, missing = evaluation_problems(run.data_dir)
+        against, missing = evaluation_problems(run.data_dir, fetch=False)
         report = decontaminate(problems, against, missing=missing)
         if report.dropped:
             _log.warning("SFT: %d of %d problems repeat an evaluation problem and are left out", len(report.dropped),

@@ -55,6 +55,7 @@ class SAGETrainer(GeneratingTrainer):
     }
 
     data_name: str | None = None  # what the banner calls the training set
+    card_more = ""  # a section of the model card: of data that the trainer does not know
     beta: float
     mask_truncated_completions: bool
 
@@ -422,4 +423,5 @@ class SAGETrainer(GeneratingTrainer):
         super().create_model_card(*args, **kwargs)
         card = Path(self.args.output_dir) / "README.md"
         if self.is_world_process_zero() and card.is_file():
-            card.write_text(card.read_text() + describe(self.args, self.guide, is_peft_model(self.model)))
+            more = describe(self.args, self.guide, is_peft_model(self.model)) + self.card_more
+            card.write_text(card.read_text() + more)

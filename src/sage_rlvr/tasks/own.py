@@ -1,0 +1,284 @@
+"""A user's own data as a task: ``--dataset FILE|FOLDER|HUB_ID``, its columns by name, every row checked before a run.
+
+With a reward of the user's, rows go to TRL as they are. Without one, the answer column is the gold and Math-Verify judges it.
+"""
+
+import csv
+import difflib
+import hashlib
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.tasks.loading import no_waiting, read_rows
+from sage_rlvr.tasks.registry import COLUMNS, PROMPT, TASKS, Problem, Source, Task
+from sage_rlvr.verify import extract_answer
+
+PROMPTS, ANSWERS = ("prompt", "question", "problem"), ("answer", "solution")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet", ".parquet.gz")
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """What a user named: its rows, and where each one is (``data.jsonl:17``)."""
+
+    name: str  # of the task: the file's name, or the Hub id
+    rows: list[Row]
+    places: list[str]
+
+    @property
+    def columns(self) -> list[str]:
+        return list(dict.fromkeys(name for row in self.rows for name in row))
+
+    def digest(self) -> str:
+        """Of the rows, in order: the same for a file that was moved, another for one that was changed."""
+        text = json.dumps(self.rows, sort_keys=True, default=str, ensure_ascii=False)
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+# ---- reading -----------------------------------------------------------------------------------------------------
+
+
+def read_data(source: str, config: str | None = None, split: str | None = None) -> OwnData:
+    """The rows of a local file or folder, or of a dataset on the Hub."""
+    path = Path(source).expanduser()
+    if path.is_file():
+        for flag, said in (("dataset_config", config), ("split", split)):
+            if said:
+                raise UserError(f"--{flag} {said} is for a Hub id or a folder, and {source} is a file: leave it out.")
+        data = _of_file(path)
+    elif path.is_dir() or _hub_id(source):
+        name = path.name if path.is_dir() else source
+        rows = _of_folder(str(path), config, split) if path.is_dir() else _of_hub(source, config, split)
+        data = OwnData(name, rows, [f"{name}:{i}" for i in range(1, len(rows) + 1)])
+    else:
+        here = sorted(p.name for p in (path.parent if path.parent.is_dir() else Path()).iterdir() if p.is_file())
+        near = difflib.get_close_matches(path.name, here, n=1)
+        raise UserError(f"--dataset {source}: there is no such file{f'; did you mean {near[0]}?' if near else '.'}")
+    if not data.rows:
+        raise UserError(f"--dataset {source} is empty: it needs one row per prompt.")
+    return data
+
+
+def _hub_id(source: str) -> bool:
+    looks_like = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", source)
+    return bool(looks_like) and not source.endswith((*SUFFIXES, ".txt", ".tsv"))
+
+
+def _of_file(path: Path) -> OwnData:
+    name = path.name
+    if not name.endswith(SUFFIXES):
+        raise UserError(f"--dataset {path}: cannot read this kind of file; use {', '.join(SUFFIXES)}.")
+    numbers: list[int] = []
+    if name.endswith(".csv"):
+        rows = _csv(path)
+    elif name.endswith(".json") and _text(path).lstrip().startswith("["):
+        rows = _json(path)
+    else:
+        rows = read_rows(path)
+        if ".parquet" not in name and not name.endswith(".gz"):  # the line in the file, blank ones counted
+            numbers = [n for n, line in enumerate(_text(path).split("\n"), 1) if line.strip()]
+    return OwnData(name, rows, [f"{name}:{n}" for n in numbers or range(1, len(rows) + 1)])
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as e:
+        raise UserError(f"{path} cannot be read ({' '.join(str(e).split())[:120]}): it must be text in UTF-8.") from e
+
+
+def _csv(path: Path) -> list[Row]:
+    reader = csv.DictReader(io.StringIO(_text(path), newline=""))
+    rows = []
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                header = ", ".join(reader.fieldnames or [])
+                raise UserError(
+                    f"{path.name}, line {reader.line_num}, has more or fewer fields than the header ({header}): put quotes "
+                    "around a field that holds a comma."
+                )
+            rows.append(dict(row))
+    except csv.Error as e:
+        raise UserError(f"{path.name}, line {reader.line_num}, is not CSV ({e}).") from e
+    return rows
+
+
+def _json(path: Path) -> list[Row]:
+    try:
+        rows = json.loads(_text(path))
+    except ValueError as e:
+        raise UserError(f"{path.name} is not JSON ({e}): write a list of objects.") from e
+    odd = next((i for i, row in enumerate(rows, 1) if not isinstance(row, dict)), None)
+    if odd is not None:
+        raise UserError(f"{path.name}, row {odd}, is a {type(rows[odd - 1]).__name__}: write a list of objects.")
+    return rows
+
+
+def _of_folder(path: str, config: str | None, split: str | None) -> list[Row]:
+    """As ``save_to_disk`` wrote it, or data files that the datasets library reads."""
+    from datasets import load_from_disk
+
+    if Path(path, "dataset_dict.json").is_file() or Path(path, "state.json").is_file():
+        try:
+            found = load_from_disk(path)
+        except Exception as e:  # whatever a damaged folder makes it raise
+            raise UserError(f"--dataset {path} cannot be read ({_why(e)}).") from e
+        if isinstance(found, dict):
+            if (split or "train") not in found:
+                raise UserError(f"--dataset {path} has no split {split or 'train'!r}: name one of {', '.join(found)}.")
+            found = found[split or "train"]
+        return [dict(row) for row in found]
+    return _loaded(path, config, split, f"put files into it ({', '.join(SUFFIXES)})")
+
+
+def _of_hub(source: str, config: str | None, split: str | None) -> list[Row]:
+    with no_waiting():
+        return _loaded(source, config, split, "go online, or give a file")
+
+
+def _loaded(source: str, config: str | None, split: str | None, else_do: str) -> list[Row]:
+    from datasets import load_dataset
+
+    try:
+        return [dict(row) for row in load_dataset(source, config, split=split or "train")]
+    except Exception as e:  # the Hub fails in many types: offline, gated, moved, no such split
+        why = _why(e)
+        if listed := re.search(r"available configs: \[([^\]]+)\]", str(e)):
+            raise UserError(f"--dataset {source} has several configs: add --dataset_config, one of {listed[1]}.") from e
+        if "split" in why.lower():
+            else_do = "name another --split"
+        raise UserError(f"--dataset {source} cannot be loaded ({why}): {else_do}.") from e
+
+
+def _why(e: Exception) -> str:
+    return " ".join(str(e).split())[:160].rstrip(".") or type(e).__name__
+
+
+# ---- rows into problems ------------------------------------------------------------------------------------------
+
+
+def own_task(data: OwnData, judged: bool, prompt_column: str | None = None, answer_column: str | None = None) -> Task:
+    """The data as a task of this process, by its name. ``judged``: the answer column is the gold; else rows stay as they are."""
+    prompt = _column(data, prompt_column, PROMPTS, "prompt_column")
+    answer = _column(data, answer_column, ANSWERS, "answer_column", needed=judged)
+    problems, skipped = [], []
+    kinds: dict[type, str] = {}
+    for row, place in zip(data.rows, data.places):
+        asked = row.get(prompt)
+        if asked is None or (isinstance(asked, str) and not asked.strip()):
+            skipped.append(place)
+            continue
+        question = _question(asked, prompt, place)
+        kinds.setdefault(type(asked), place)
+        gold = _gold(row.get(answer)) if judged else ""
+        if gold is None:
+            skipped.append(place)
+            continue
+        problems.append(Problem(place, data.name, question, gold, {COLUMNS: _columns(row, answer), PROMPT: asked}))
+    if len(kinds) > 1:
+        raise UserError(
+            f"{' and '.join(kinds.values())} have prompts of two kinds: write all as text, or all as messages."
+        )
+    needs = f"{prompt!r} and {answer!r}" if judged else repr(prompt)
+    if not problems:
+        raise UserError(f"{data.name} has no row that can be used: every row needs {needs}.")
+    if skipped:
+        print(f"{data.name}: {len(skipped):,} rows are left out, they need {needs}: {', '.join(skipped[:5])}")
+    _one_type(data)
+    source = (Source(data.name, count=len(problems)),)
+    TASKS[data.name] = task = Task(
+        name=data.name,
+        description="your own data",
+        kind="train",
+        scorer="math",
+        licence="yours",
+        question=prompt,
+        answer=answer or "",
+        splits={"train": source, "test": source},
+        generate=lambda n, seed, split: problems[:n],
+        size=len(problems),
+    )
+    return task
+
+
+def _column(data: OwnData, named: str | None, usual: Sequence[str], flag: str, needed: bool = True) -> str:
+    columns = data.columns
+    found = named or next((name for name in usual if name in columns), None)
+    if found in columns:
+        return str(found)
+    if not (named or needed):
+        return ""
+    near = difflib.get_close_matches(named or usual[0], columns, n=1, cutoff=0.5)
+    wanted = repr(named) if named else " or ".join(map(repr, usual))
+    way_out = f"write --{flag} {near[0]}" if near else f"name it with --{flag}"
+    other = "" if flag == "prompt_column" else ", or judge with --reward file.py:function"
+    raise UserError(f"{data.name} has no column {wanted}, it has {', '.join(columns)}: {way_out}{other}.")
+
+
+def _columns(row: Row, answer: str) -> Row:
+    """What a reward function is handed; ``answer`` is there under that name too."""
+    return {**row, "answer": row[answer]} if answer in row else dict(row)
+
+
+def _question(asked: Any, column: str, place: str) -> str:
+    """The text that is asked: a string, or the user's last message."""
+    if isinstance(asked, str):
+        return asked
+    fine = (
+        isinstance(asked, list)
+        and asked
+        and all(
+            isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in asked
+        )
+    )
+    if not fine:
+        raise UserError(
+            f"{place}: {column!r} must be text, or a list of messages such as "
+            '[{"role": "user", "content": "2+3?"}]; it is ' + f"{str(asked)[:60]!r}."
+        )
+    if asked[-1]["role"] != "user":
+        raise UserError(
+            f"{place}: the last message of {column!r} is of role {asked[-1]['role']!r}: end with the user's."
+        )
+    return asked[-1]["content"]
+
+
+def _gold(value: Any) -> str | None:
+    """The answer column's value as Math-Verify reads it; of a worked solution what stands behind #### or in its last box."""
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = str(value).strip()
+    _, hashes, tail = text.rpartition("####")
+    text = tail.strip().replace(",", "") if hashes else extract_answer(text) or text
+    return text if text.lower() not in ("", "nan", "none", "null") else None
+
+
+def _one_type(data: OwnData) -> None:
+    """A dataset has one type per column; numbers may be whole or not."""
+    first: dict[str, tuple[type, str]] = {}
+    for row, place in zip(data.rows, data.places):
+        for name, value in row.items():
+            kind = float if type(value) is int else type(value)
+            if value is None or first.setdefault(name, (kind, place))[0] is kind:
+                continue
+            was, where = first[name]
+            raise UserError(
+                f"{data.name}, column {name!r}: {where} holds {_called(was)} and {place} {_called(kind)}; write one type."
+            )
+
+
+def _called(kind: type) -> str:
+    return {str: "text", float: "a number", bool: "true or false", list: "a list", dict: "an object"}.get(
+        kind, kind.__name__
+    )
