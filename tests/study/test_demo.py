@@ -38,7 +38,7 @@ def test_the_demo_learns():
 
 
 def test_the_record_agrees_with_itself():
-    """Differences are those of the table's means; the sentence is the one that these numbers give; it took six minutes at most."""
+    """Differences are those of the table's means, and the sentence is the one that these numbers give."""
     at = points()
     for d in differences():
         for i, x in enumerate((d.pass_1, d.pass_n)):
