@@ -2,7 +2,6 @@
 picture and a page."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -44,7 +43,7 @@ def run_demo(
     rows = study_rows(out)
     n = max(rows[0].pass_at)
     found = differences(out, free)
-    said = sentence(rows_of(rows, n), found, free, n)
+    said = sentence(found, free, n)
     figure = draw_plane(out / "plane", rows, n, said)
     write_whole(out / "table.md", as_markdown(rows))
     table = as_json(rows)
@@ -97,28 +96,21 @@ def differences(out: str | Path, free: str | None) -> list[Difference]:
 # ---- what came out, in one sentence --------------------------------------------------------------------------------
 
 
-def rows_of(rows: list[Row], n: int) -> dict[str, tuple[float, float]]:
-    """variant → (pass@1, pass@n)."""
-    return {r.variant: (r.pass_at[1].mean, r.pass_at[n].mean) for r in rows}
-
-
-def sentence(points: Mapping[str, tuple[float, float]], found: list[Difference], free: str | None, n: int) -> str:
+def sentence(found: list[Difference], free: str | None, n: int) -> str:
     """What these numbers say, whatever they are: did RL without KL raise pass@1 and lower pass@n, are the others between?"""
-    moved = next((d for d in found if d.variant == free and d.reference == "base"), None)
-    if moved is None or free is None:
+    by = {(d.variant, d.reference): d for d in found}
+    if free is None or (free, "base") not in by:
         return "The base or the variant without KL is not there, so nothing is compared."
+    moved = by[free, "base"]
     said = f"Without KL, RL {_change('pass@1', moved.pass_1)} and {_change(f'pass@{n}', moved.pass_n)}"
-    others = [v for v in points if v not in ("base", free)]
-    between = [v for v in others if all(_between(points[v][i], points["base"][i], points[free][i]) for i in (0, 1))]
-    if not others:
-        return f"{said}."
-    if len(between) == len(others):
-        return f"{said}; the variants with an anchor ({', '.join(others)}) lie between the base and that on both."
-    outside = [v for v in others if v not in between]
-    inside = (
-        f"{', '.join(between)} lie{'s' * (len(between) == 1)} between the base and that on both, " if between else ""
-    )
-    return f"{said}; {inside}{', '.join(outside)} {'does' if len(outside) == 1 else 'do'} not."
+    others = [d.variant for d in found if d.reference == free]
+    outside = [v for v in others if not _between(by[v, "base"], by[v, free], moved)]
+    inside = ", ".join(v for v in others if v not in outside)
+    if inside:
+        said += f"; with an anchor ({inside}) both lie between the base and that, within the 95% intervals"
+    if outside:
+        said += f"; {', '.join(outside)}: not between"
+    return f"{said}."
 
 
 def _change(what: str, x: Interval) -> str:
@@ -128,8 +120,18 @@ def _change(what: str, x: Interval) -> str:
     return f"lowered {what} ({sure})" if x.high < 0 else f"changed {what} by no detectable amount ({sure})"
 
 
-def _between(x: float, one: float, other: float) -> bool:
-    return min(one, other) <= x <= max(one, other)
+def _between(over_base: Difference, over_free: Difference, moved: Difference) -> bool:
+    """On neither number detectably beyond the base or the variant without KL, the two ends."""
+
+    def within(base: Interval, free: Interval, rise: float) -> bool:
+        low, high = (
+            (base, free) if rise > 0 else (free, base)
+        )  # what it has more than the lower end, than the higher end
+        return low.high >= 0 and high.low <= 0
+
+    return all(
+        within(getattr(over_base, k), getattr(over_free, k), getattr(moved, k).mean) for k in ("pass_1", "pass_n")
+    )
 
 
 # ---- tables and picture --------------------------------------------------------------------------------------------

@@ -26,15 +26,22 @@ def points():
 
 
 def test_the_demo_learns():
-    """Without KL pass@1 rises and pass@64 falls, with intervals that say so; the anchored arms lie between."""
-    moved = next(d for d in differences() if (d.variant, d.reference) == (FREE, "base"))
-    assert moved.pass_1.low > 0
-    assert moved.pass_n.high < 0
-    at = points()
-    assert at.keys() == {"base", *load_study("demo").variants}
-    for variant in at.keys() - {"base", FREE}:
-        assert at["base"][0] <= at[variant][0] <= at[FREE][0]
-        assert at[FREE][1] <= at[variant][1] <= at["base"][1]
+    """Without KL pass@1 rises and pass@64 falls, by intervals. The anchored arms have more pass@1 than the base and more pass@64
+    than the one without KL, by intervals, and on neither number are they detectably beyond these two."""
+    by = {(d.variant, d.reference): d for d in differences()}
+    assert by[FREE, "base"].pass_1.low > 0
+    assert by[FREE, "base"].pass_n.high < 0
+    variants = set(load_study("demo").variants)
+    assert points().keys() == {"base", *variants}
+    for variant in variants - {FREE}:
+        assert by[variant, "base"].pass_1.low > 0
+        assert by[variant, FREE].pass_n.low > 0
+        assert by[variant, FREE].pass_1.low <= 0
+        assert by[variant, "base"].pass_n.low <= 0
+    assert (
+        f"with an anchor ({', '.join(v for v in points() if v not in ('base', FREE))}) both lie between"
+        in RECORD["sentence"]
+    )
 
 
 def test_the_record_agrees_with_itself():
@@ -44,7 +51,7 @@ def test_the_record_agrees_with_itself():
         for i, x in enumerate((d.pass_1, d.pass_n)):
             assert x.mean == pytest.approx(at[d.variant][i] - at[d.reference][i], abs=1e-9)
             assert x.low <= x.mean <= x.high
-    assert RECORD["sentence"] == sentence(at, differences(), FREE, 64)
+    assert RECORD["sentence"] == sentence(differences(), FREE, 64)
     assert RECORD["tried"]
     assert asdict(differences()[0]).keys() == RECORD["differences"][0].keys()
 
@@ -55,18 +62,36 @@ UP, DOWN, FLAT = Interval(0.1, 0.05, 0.15), Interval(-0.1, -0.15, -0.05), Interv
 @pytest.mark.parametrize(
     ("one", "many", "said"),
     [
-        (UP, DOWN, "raised pass@1 (+0.100 [+0.050, +0.150]) and lowered pass@64 (-0.100"),
-        (DOWN, UP, "lowered pass@1 (-0.100 [-0.150, -0.050]) and raised pass@64"),
-        (FLAT, FLAT, "changed pass@1 by no detectable amount (+0.010 [-0.020, +0.040]) and changed pass@64 by no"),
+        (UP, DOWN, "raised pass@1 (+0.100 [+0.050, +0.150]) and lowered pass@64 (-0.100 [-0.150, -0.050])"),
+        (DOWN, UP, "lowered pass@1 (-0.100 [-0.150, -0.050]) and raised pass@64 (+0.100 [+0.050, +0.150])"),
+        (FLAT, DOWN, "changed pass@1 by no detectable amount (+0.010 [-0.020, +0.040]) and lowered pass@64"),
     ],
 )
 def test_the_sentence_says_what_came_out(one, many, said):
-    at = {"base": (0.1, 0.9), "free": (0.3, 0.7), "a": (0.2, 0.8), "b": (0.2, 0.95), "c": (0.25, 0.75)}
-    found = [Difference("free", "base", one, many)]
-    told = sentence(at, found, "free", 64)
-    assert f"Without KL, RL {said}" in told
-    assert told.endswith("; a, c lie between the base and that on both, b does not.")
-    assert sentence({k: at[k] for k in ("base", "free", "a")}, found, "free", 64).endswith(
-        "; the variants with an anchor (a) lie between the base and that on both."
+    assert f"Without KL, RL {said}" in sentence([Difference("free", "base", one, many)], "free", 64)
+    assert "nothing is compared" in sentence([], "free", 64)
+
+
+@pytest.mark.parametrize(
+    ("over_base", "over_free", "inside"),
+    [
+        ((UP, DOWN), (DOWN, UP), True),
+        ((FLAT, FLAT), (FLAT, FLAT), True),
+        ((UP, DOWN), (UP, UP), False),  # more pass@1 than without KL
+        ((DOWN, DOWN), (DOWN, UP), False),  # less than the base
+        ((UP, UP), (DOWN, UP), False),  # more pass@64 than the base
+        ((UP, DOWN), (DOWN, DOWN), False),  # less than without KL
+    ],
+)
+def test_between_is_judged_by_intervals(over_base, over_free, inside):
+    found = [
+        Difference("free", "base", UP, DOWN),
+        Difference("a", "base", *over_base),
+        Difference("a", "free", *over_free),
+    ]
+    told = sentence(found, "free", 64)
+    assert told.endswith(
+        "with an anchor (a) both lie between the base and that, within the 95% intervals."
+        if inside
+        else "; a: not between."
     )
-    assert "nothing is compared" in sentence(at, [], "free", 64)
