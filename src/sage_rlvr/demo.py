@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from sage_rlvr.analysis.page import trace_page
 from sage_rlvr.analysis.style import MARK, Figure, line, panels, save
-from sage_rlvr.evaluate.counts import counts_of
+from sage_rlvr.evaluate.counts import TaskCounts, counts_of
 from sage_rlvr.metrics import pass_at_k
 from sage_rlvr.models import write_whole
 from sage_rlvr.provenance import made_with
@@ -76,7 +76,7 @@ class Difference:
 def differences(out: str | Path, free: str | None) -> list[Difference]:
     """Every trained variant minus the base, then minus ``free``, the one without KL. The study's first task; the first seed."""
     study, task = read_folder(out), read_folder(out).evaluate["tasks"][0]
-    counts = {}
+    counts: dict[str, TaskCounts] = {}
     for run, folder in finished_runs(out).items():
         counts.setdefault(run if run == "base" else study.variant_of(run)[0], counts_of(folder).tasks[task])
     common = common_problems(list(counts.values()))
@@ -87,7 +87,7 @@ def differences(out: str | Path, free: str | None) -> list[Difference]:
     return [
         Difference(variant, reference, *(bootstrap_interval(x, y) for x, y in zip(ours, solved[reference])))
         for reference in ("base", free)
-        if reference in solved
+        if reference is not None and reference in solved
         for variant, ours in solved.items()
         if variant not in ("base", reference)
     ]
