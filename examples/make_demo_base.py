@@ -1,47 +1,54 @@
-"""Makes the model that the demo starts from (src/sage_rlvr/studies/demo-base): about five minutes on one core.
+"""Makes the model that the demo starts from (src/sage_rlvr/studies/demo-base): about three minutes on one core.
 
     python examples/make_demo_base.py runs/demo-base
 
-A Qwen2 over characters, 0.45M parameters, taught 8,000 countdown-ltr problems with one right answer each, skewed to the order
-in which the numbers stand. Stopped before it memorises: it knows many right answers faintly, which is what RL can lose.
+A Qwen2 over characters, 0.2M parameters, on countdown-ltr-3. First it is shown right answers, mostly in the order in which the
+numbers stand. Then it gets a bad habit: 60% of what it is shown are guesses, the last number first. So it knows more than its
+first answer says, which RL can bring out; and its guesses solve problems that it cannot work out, which RL can lose.
 """
 
 import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from sage_rlvr.provenance import made_with
 from sage_rlvr.study.job import build_base
 
-BASE = {
-    "scratch": {"characters": "0123456789+-*=: ", "width": 96, "layers": 3, "heads": 4},
-    "demonstrations": {"problems": 8000, "after": 2000, "skew": 0.9},  # the first 2,000 are the demo's RL problems
-    "sft": {
-        "prompt_format": "symbols",
-        "use_peft": False,
-        "use_cpu": True,
-        "max_steps": 600,
-        "per_device_train_batch_size": 256,
-        "learning_rate": 2e-3,
-        "max_length": 64,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "save_steps": 100,
-        "save_total_limit": 1,
-        "logging_steps": 50,
-        "disable_tqdm": True,
-    },
+SFT: dict[str, Any] = {
+    "prompt_format": "symbols",
+    "use_peft": False,
+    "use_cpu": True,
+    "per_device_train_batch_size": 256,
+    "max_length": 64,
+    "gradient_checkpointing": False,
+    "report_to": "none",
+    "save_steps": 1000,
+    "save_total_limit": 1,
+    "logging_steps": 50,
+    "disable_tqdm": True,
+}
+SHOWN = {"task": "countdown-ltr-3", "problems": 1300, "after": 260}  # the first 260 are the demo's RL problems
+BASE: dict[str, Any] = {
+    "scratch": {"characters": "0123456789+-*=: ", "width": 64, "layers": 3, "heads": 4},
+    "demonstrations": {**SHOWN, "copies": 20},
+    "sft": {**SFT, "max_steps": 350, "learning_rate": 4e-3},
+}
+HABIT: dict[str, Any] = {
+    "demonstrations": {**SHOWN, "copies": 12, "guesses": 0.6},
+    "sft": {**SFT, "max_steps": 60, "learning_rate": 1e-3},
 }
 KEPT = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
 if __name__ == "__main__":
     work = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/demo-base")
-    model = Path(build_base(BASE, work))
+    skilled = build_base(BASE, work / "right")
+    model = Path(build_base({"model_name_or_path": skilled, **HABIT}, work / "habit"))
     to = Path(__file__).parents[1] / "src" / "sage_rlvr" / "studies" / "demo-base"
     to.mkdir(exist_ok=True)
     for name in KEPT:
         shutil.copy(model / name, to / name)
-    made = {"script": "examples/make_demo_base.py", "base": BASE, **made_with()}
+    made = {"script": "examples/make_demo_base.py", "base": BASE, "habit": HABIT, **made_with()}
     (to / "made.json").write_text(json.dumps(made, indent=1) + "\n")
     print(f"written: {to}")

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from sage_rlvr.evaluate.run import EvalArguments, evaluate
-from sage_rlvr.study.job import packaged
 
 from ..models import tiny
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "reread.py"
-BASE = str(packaged("demo-base"))
+BASE = str(tiny.LTR_BASE)
 HOW = {"tasks": ["countdown-ltr"], "limit": 3, "n": 4, "seeds": 1, "prompt_format": "symbols", "max_tokens": 12}
 HOW |= {"temperature": 0.8, "top_p": 0.9, "backend": "transformers", "model": BASE}
 

@@ -7,6 +7,7 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+LTR_BASE = Path(__file__).parent / "ltr-base"  # solves some problems of countdown-ltr (made.json: how it was made)
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 .,+-*=<>/_SOLUTIN\n"
 SPECIAL = ["<pad>", "<eos>", "<unk>"]
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

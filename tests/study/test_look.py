@@ -6,7 +6,6 @@ import runpy
 import shutil
 import sys
 import tarfile
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from sage_rlvr.store import SampleStore
 from sage_rlvr.study.plan import read_folder
 from sage_rlvr.study.records import RUNS, pack, unpack
 from sage_rlvr.study.run import finished_runs, run_study
+from tests.models.tiny import LTR_BASE
 from tests.study.small import SMALL
 from tests.study.test_results_pages import SESSIONS
 
@@ -44,9 +44,9 @@ def asked(place, out="study", records="results/gpu/small", **more):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Two tasks, and the demo's base, which solves some problems; looked at with folders named in full, from somewhere else."""
+    """Two tasks, and a base that solves some problems; looked at with folders named in full, from somewhere else."""
     root = tmp_path_factory.mktemp("look")
-    model = shutil.copytree(str(files("sage_rlvr") / "studies" / "demo-base"), root / "models" / "of_mine")
+    model = shutil.copytree(LTR_BASE, root / "models" / "of_mine")
     study = SMALL | {"base": {"model_name_or_path": str(model)}}
     study["train"] = SMALL["train"] | {"learning_rate": 3e-4}
     study["evaluate"] = SMALL["evaluate"] | {"tasks": TASKS, "n": 16}

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from sage_rlvr.store import SampleStore
-from sage_rlvr.study.job import packaged
 from sage_rlvr.tasks import load_task
 from sage_rlvr.train import run
 
+from ..models.tiny import LTR_BASE
 from .small import SMALL
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "reach.py"
@@ -22,7 +22,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "reach.py"
 @pytest.fixture
 def reach(tmp_path, monkeypatch):
     """The script in this process, whose evaluations are processes of their own; answers its exit code."""
-    study = SMALL | {"base": {"model_name_or_path": str(packaged("demo-base"))}}
+    study = SMALL | {"base": {"model_name_or_path": str(LTR_BASE)}}
     study["train"] = SMALL["train"] | {"temperature": 1.0, "min_p": 0.02}
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(study))
     places = ["--study", tmp_path / "small.yaml", "--out", tmp_path / "out", "--to", tmp_path / "new" / "reach.json"]

@@ -22,7 +22,7 @@ from sage_rlvr.tasks import (
     make_scorer,
     solutions,
 )
-from sage_rlvr.tasks.countdown import reachable
+from sage_rlvr.tasks.countdown import DEVELOPMENT, reachable
 from sage_rlvr.tasks.expressions import left_to_right, parse, tokens_of
 
 OPS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
@@ -373,12 +373,26 @@ def test_harder_ones_are_tasks_of_their_own(task, count, split):
     assert distinct_solution(task, right[0], fallback=True) == right[0]
 
 
-@pytest.mark.parametrize("task", ["countdown-ltr", "countdown-ltr-5", "countdown-ltr-far", "countdown-ltr-fresh"])
+@pytest.mark.parametrize(
+    "task", ["countdown-ltr", "countdown-ltr-3", "countdown-ltr-5", "countdown-ltr-far", "countdown-ltr-fresh"]
+)
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_a_generated_task_has_as_many_as_it_says(task, split):
     """Whoever asks for no number, as an analysis does that looks a problem up, gets them all and no error."""
     problems = load_task(task, split=split)
     assert len({p.id for p in problems}) == get_task(task).size
+
+
+def test_the_demo_shows_problems_on_which_nothing_was_chosen():
+    """countdown-ltr-3: test problems are neither those of development nor any that training can have."""
+
+    def keys(problems):
+        return {(tuple(sorted(p.meta["numbers"])), p.meta["target"]) for p in problems}
+
+    shown = load_task("countdown-ltr-3", split="test")
+    assert len(keys(shown)) == 240
+    assert not keys(shown) & keys(generate_ltr(DEVELOPMENT, split="test", count=3))
+    assert not keys(shown) & keys(load_task("countdown-ltr-3", limit=1560, split="train"))
 
 
 def test_fresh_problems_are_no_others():

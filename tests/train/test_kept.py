@@ -11,11 +11,11 @@ from sage_rlvr import cli
 from sage_rlvr.errors import UserError
 from sage_rlvr.models.fingerprints import of_weights
 from sage_rlvr.store import SampleStore
-from sage_rlvr.study.job import packaged
 from sage_rlvr.tasks import Problem
 from sage_rlvr.train import SAGEConfig, run
 from sage_rlvr.train.reach import write_tallies
 
+from ..models.tiny import LTR_BASE
 from . import keeping, tiny
 from .run_pair import Recorded
 
@@ -331,7 +331,7 @@ def test_an_id_that_stood_for_another_problem(model, tmp_path):
 def test_the_two_commands(tmp_path, monkeypatch, capsys):
     """Evaluate the start model on training problems, train: a format that names more than the question, a chat template."""
     monkeypatch.chdir(tmp_path)
-    base = str(packaged("demo-base"))
+    base = str(LTR_BASE)
     drawn = "--limit 16 --n 8 --seeds 1 --temperature 1 --min_p 0 --max_tokens 12 --prompt_format symbols"
     command = ["eval", "--model", base, "--tasks", "countdown-ltr", "--out", "kept", *drawn.split()]
     assert cli.main([*command, "--split", "train"]) == 0

@@ -10,10 +10,11 @@ from sage_rlvr.analysis.scoring import Prompts
 from sage_rlvr.errors import UserError
 from sage_rlvr.models import load_tokenizer
 from sage_rlvr.store import Sample, SampleStore
-from sage_rlvr.study.job import packaged
 from sage_rlvr.tasks import load_task, rows
 from sage_rlvr.train import reach, run
 from sage_rlvr.train.reach import tallies, within_reach, write_tallies
+
+from ..models.tiny import LTR_BASE
 
 TASK = "countdown-ltr"
 VERDICTS = {
@@ -94,7 +95,7 @@ def test_nothing_to_learn_from(tmp_path, sampled, problems):
 def test_eval_then_train(tmp_path, monkeypatch, capsys):
     """The two commands of the module's first lines, with a model that solves some."""
     monkeypatch.chdir(tmp_path)
-    base = str(packaged("demo-base"))
+    base = str(LTR_BASE)
     sampled = "--limit 16 --n 16 --seeds 1 --temperature 1 --max_tokens 12 --prompt_format symbols --split train"
     command = ["eval", "--model", base, "--tasks", TASK, "--out", "reach", *sampled.split()]
     assert cli.main(command) == 0

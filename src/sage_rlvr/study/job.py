@@ -127,20 +127,30 @@ def _copied(model: Path, to: Path) -> Path:
 
 
 def demonstration_rows(
-    problems: int, after: int = 0, skew: float = 0.9, seed: int = 0, task: str = "countdown-ltr"
+    problems: int,
+    after: int = 0,
+    skew: float = 0.9,
+    seed: int = 0,
+    task: str = "countdown-ltr",
+    guesses: float = 0.0,
+    copies: int = 1,
 ) -> list[dict[str, str]]:
     """Problems of a left-to-right countdown with one demonstration each, in the symbols format (METHOD section 10).
 
-    ``after``: the first so many problems of the seed are left to RL.
+    ``after``: the first so many problems of the seed are left to RL. ``copies``: how often each problem is shown, its numbers
+    in a new order every time. ``guesses``: the share of demonstrations that are guesses.
     """
     from sage_rlvr.tasks import demonstrations, get_task, to_messages
+    from sage_rlvr.tasks.countdown import reordered
 
     generate = get_task(task).generate
     if generate is None:
         raise UserError(f"demonstrations: task {task!r} is not generated here; name countdown-ltr or countdown-hard.")
-    made = generate(after + problems, seed, "train")[after:]
+    first = generate(after + problems, seed, "train")[after:]
+    made = first + [reordered(p, copy) for copy in range(1, copies) for p in first]
     prompts = [to_messages(p, "symbols")[0]["content"] for p in made]
-    return [{"prompt": p, "completion": answer} for p, answer in zip(prompts, demonstrations(made, skew, seed))]
+    answers = demonstrations(made, skew, seed, guesses)
+    return [{"prompt": p, "completion": answer} for p, answer in zip(prompts, answers)]
 
 
 # ---- a variant -----------------------------------------------------------------------------------------------------

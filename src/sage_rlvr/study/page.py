@@ -30,8 +30,8 @@ from sage_rlvr.study.table import as_json, as_markdown, cells, columns, shown, s
 COLOURS = {"done": "green", "running": "cyan", "failed": "bold red", "interrupted": "yellow", "waiting": "dim"}
 
 
-def run(source: str | Path, out: str | Path | None, jobs: int | None) -> bool:
-    """Runs the study with a live table; True if every run is done."""
+def run(source: str | Path, out: str | Path | None, jobs: int | None, table: bool = True) -> bool:
+    """Runs the study with a live table and shows its own ``table`` after; True if every run is done."""
     folder = Path(out or f"runs/{load_study(source).name}")
     console = wide_console()
     clock = Clock()
@@ -47,7 +47,8 @@ def run(source: str | Path, out: str | Path | None, jobs: int | None) -> bool:
             f"[bold red]{name} failed[/]: {error} (see {folder / name / LOG}; run the study again to retry)",
             soft_wrap=True,
         )
-    show_table(folder, console)
+    if table:
+        show_table(folder, console)
     return not failed
 
 

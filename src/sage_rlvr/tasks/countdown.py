@@ -21,8 +21,9 @@ from sage_rlvr.tasks.registry import Problem, Source, Task, register_task
 Drawn = tuple[list[int], int]  # numbers, target
 Key = tuple[tuple[int, ...], int]  # the same, numbers sorted
 TEST_SHARE = 0.2  # of all (numbers, target) pairs
-FIVE, FAR, FRESH = "countdown-ltr-5", "countdown-ltr-far", "countdown-ltr-fresh"
+THREE, FIVE, FAR, FRESH = "countdown-ltr-3", "countdown-ltr-5", "countdown-ltr-far", "countdown-ltr-fresh"
 USED = 1_000  # problems of countdown-ltr that a study may have looked at
+DEVELOPMENT = 128  # test problems of countdown-ltr-3 on which the demo's settings were chosen: the task leaves them out
 LTR_QUESTION = (
     "Use the numbers {numbers}, each exactly once and in any order, joined by +, - or *, to reach {target}. "
     "Evaluate strictly from left to right, with no precedence and no brackets. Answer with the expression alone."
@@ -103,6 +104,13 @@ def generate_ltr(
         return (numbers, rng.choice(can)) if can else None
 
     return make_problems("countdown-ltr", n, (seed, split, count, max_number, *targets), draw, LTR_QUESTION)
+
+
+def generate_ltr_three(n: int, seed: int = 0, split: str = "train") -> list[Problem]:
+    """countdown-ltr with three numbers, small enough for the demo. The test problems begin after ``DEVELOPMENT`` others."""
+    left_out = DEVELOPMENT if split == "test" else 0  # problem i is a function of (seed, i)
+    made = generate_ltr(left_out + n, seed, split, count=3)[left_out:]
+    return [replace(p, id=p.id.replace(p.task, THREE, 1), task=THREE) for p in made]
 
 
 def generate_ltr_five(n: int, seed: int = 0, split: str = "train") -> list[Problem]:
@@ -199,13 +207,15 @@ def split_of(name: str, key: object) -> str:
     return "test" if int.from_bytes(digest, "big") < TEST_SHARE * 2**64 else "train"
 
 
-def demonstrations(problems: Sequence[Problem], skew: float = 0.9, seed: int = 0) -> list[str]:
-    """One right answer a problem; with probability ``skew`` one with the numbers in the given order, where there is one.
+def demonstrations(problems: Sequence[Problem], skew: float = 0.9, seed: int = 0, guesses: float = 0.0) -> list[str]:
+    """One right answer per problem; with probability ``skew`` one with the numbers in the given order, where there is one.
+    With probability ``guesses`` a guess instead, right or wrong: the last number first, the rest and the signs at random.
 
     A base model taught on these solves most problems one way and knows the others faintly: what RL then loses or keeps.
     """
-    if not 0 <= skew <= 1:
-        raise UserError(f"demonstrations: skew={skew} is a probability, so it must lie in 0..1.")
+    for name, share in (("skew", skew), ("guesses", guesses)):
+        if not 0 <= share <= 1:
+            raise UserError(f"demonstrations: {name}={share} is a probability, so it must lie in 0..1.")
     out = []
     for problem in problems:
         numbers, target = problem.meta["numbers"], problem.meta["target"]
@@ -214,8 +224,25 @@ def demonstrations(problems: Sequence[Problem], skew: float = 0.9, seed: int = 0
             raise UserError(f"demonstrations: {problem.id} has no right answer, so it is no countdown-ltr problem.")
         rng = random.Random(repr(("demonstration", seed, problem.id)))
         usual = [s for s in right if _order(s) == list(numbers)]
-        out.append(rng.choice(usual if usual and rng.random() < skew else right))
+        answer = rng.choice(usual if usual and rng.random() < skew else right)
+        out.append(_guess(numbers, rng) if rng.random() < guesses else answer)
     return out
+
+
+def _guess(numbers: Sequence[int], rng: random.Random) -> str:
+    rest = rng.sample(list(numbers[:-1]), len(numbers) - 1)
+    return _spelt([numbers[-1], *rest], [rng.randrange(3) for _ in rest])
+
+
+def reordered(problem: Problem, copy: int) -> Problem:
+    """The same problem with its numbers in another order, a function of (problem, copy)."""
+    numbers = problem.meta["numbers"]
+    gold = {
+        "numbers": random.Random(repr(("order", copy, problem.id))).sample(numbers, len(numbers)),
+        "target": problem.meta["target"],
+    }
+    text = LTR_QUESTION.format(numbers=", ".join(map(str, gold["numbers"])), target=gold["target"])
+    return Problem(f"{problem.id}-{copy}", problem.task, text, json.dumps(gold), problem.meta | gold)
 
 
 def _order(solution: str) -> list[int]:
@@ -243,6 +270,15 @@ _LTR = register_task(
         licence="Apache-2.0 (made here)",
         splits=_HERE,
         generate=generate_ltr,
+    )
+)
+register_task(
+    replace(
+        _LTR,
+        name=THREE,
+        description="countdown-ltr with 3 digits: the demo's task",
+        generate=generate_ltr_three,
+        size=240,  # its test split has some 260 beyond those the demo was made on
     )
 )
 register_task(
