@@ -100,7 +100,7 @@ class EvalArguments:
     )
     engines_per_gpu: int = _field(
         1,
-        "vllm: engines that share each GPU and its memory: one keeps a CPU core busier than a large GPU (docs/faq.md).",
+        "vllm: engines that share each GPU and its memory: one keeps a CPU core busier than a large GPU (docs/reference/faq.md).",
     )
     verifier_workers: int | None = _field(None, "Processes that judge answers (default: one a CPU, 16 at most).")
     verifier_timeout_s: float = _field(5.0, "Seconds an answer may take to be judged.")
@@ -435,7 +435,7 @@ class Scribe:
             raise UserError(
                 f"{self.model} gives tokens of {broken.task}/{broken.problem} log-probs that are not numbers, so its weights or "
                 f"its engine are broken: check the weights and begin again in another --out, for samples drawn just before may "
-                f"be nonsense too (docs/faq.md)."
+                f"be nonsense too (docs/reference/faq.md)."
             )
         for task in dict.fromkeys(g.request.task for g in batch):
             part = [g for g in batch if g.request.task == task]
