@@ -39,7 +39,7 @@ def flag_rows(parser: argparse.ArgumentParser, only: set[str] | None = None) -> 
         if isinstance(action, argparse._HelpAction) or action.help == argparse.SUPPRESS or (only and action.dest not in only):
             continue
         name = ", ".join(action.option_strings) or str(action.metavar or action.dest)
-        said = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
+        said = (action.help or "").replace(" (default: %(default)s)", "").replace("%%", "%")  # the last column says it
         said += f" One of {', '.join(map(str, action.choices))}." if action.choices and action.option_strings else ""
         default = value(None if action.default is False or action.required else action.default)
         rows.append((f"`{name}`", cell(said), "required" if action.required and action.option_strings else default))
@@ -125,8 +125,9 @@ def refusals() -> list[str]:
     for title, cases in CASES.items():
         lines += [f"## {title}", ""]
         for given in cases:
-            said = cell(sentence(given))
-            lines += [f"- `{', '.join(f'{k}={v!r}' for k, v in given.items())}`  ", f"  {said}"]
+            wrote = ", ".join(f"{k}={v!r}" for k, v in given.items())
+            pair = f"- `{wrote}`  \n  {cell(sentence(given))}"
+            lines.append(pair.replace("docs_tools.refusals:", "my_module:"))
         lines.append("")
     return lines
 

@@ -3,6 +3,28 @@ refusal in the code is among them."""
 
 from typing import Any
 
+import torch
+
+from sage_rlvr import Guide
+from sage_rlvr.advantage import Advantage
+
+
+class NeedsMore(Guide):
+    """Asks for what no training run computes; so does the advantage below."""
+
+    needs = frozenset({"weather"})
+
+    def log_q(self, s: Any) -> torch.Tensor:
+        return torch.zeros_like(s.logps)
+
+
+class AsksMore(Advantage):
+    kind, stage, needs = "prompts", "factor", frozenset({"weather"})
+
+    def shape(self, r: Any) -> torch.Tensor:
+        return torch.ones_like(r.rewards)
+
+
 VLLM = {"use_vllm": True, "vllm_mode": "colocate"}
 CASES: dict[str, list[dict[str, Any]]] = {
     "Guide and estimator": [
@@ -15,7 +37,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"guide_center": "batch", "guide_hold": False},
         {"guide": "branch-quantile", "guide_hold": False},
         {"guide": "group", "guide_center": "batch"},
-        {"guide": "tests.docs.own:NeedsMore"},
+        {"guide": "docs_tools.refusals:NeedsMore"},
         {"anchor_estimator": "k4"},
         {"anchor_estimator": "k3", "use_bias_correction_kl": True},
         {"anchor_credit": "to_go"},
@@ -35,7 +57,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"advantage": ["rarity", "smooth"]},
         {"advantage": ["maxrl", "signed"]},
         {"advantage": ["rarity", "passk"]},
-        {"advantage": "tests.docs.own:AsksMore"},
+        {"advantage": "docs_tools.refusals:AsksMore"},
         {"guide": "none", "advantage": "rarity", "beta": 0.0},
         {"advantage": "alike"},
         {"advantage": "rarity", "multi_objective_aggregation": "normalize_then_sum"},
