@@ -31,7 +31,9 @@ class Formula:
 
     def mathml(self) -> str:
         inside = self.row(None)
-        return f'<math display="{"block" if self.display else "inline"}">{inside}</math>'
+        if self.display:
+            return f'<p class="formula"><math display="block">{inside}</math></p>'
+        return f"<span><math>{inside}</math></span>"  # a span, because Markdown takes a bare <math> for a block
 
     def row(self, end: str | None) -> str:
         parts: list[str] = []
@@ -115,7 +117,9 @@ class Formula:
 def sign(text: str) -> str:
     """Markdown must not read it: * and _ would be emphasis, | a cell of a table."""
     safe = escape(text).replace("*", "&#42;").replace("_", "&#95;").replace("|", "&#124;")
-    return f'<mo stretchy="false">{safe}</mo>' if text in "()[]{}|‖" else f"<mo>{safe}</mo>"
+    if text == "‖":
+        return f'<mo lspace="0.25em" rspace="0.25em" stretchy="false">{safe}</mo>'
+    return f'<mo stretchy="false">{safe}</mo>' if text in "()[]{}|" else f"<mo>{safe}</mo>"
 
 
 CODE = re.compile(r"(^ *(`{3,}|~{3,}).*?^ *\2\s*?$|(?<!`)(`+)(?!`).*?(?<!`)\3(?!`))", re.S | re.M)
