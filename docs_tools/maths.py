@@ -67,7 +67,13 @@ class Formula:
         names = ("munder", "mover", "munderover") if large else ("msub", "msup", "msubsup")
         if low and high:
             return f"<{names[2]}>{base}{low}{high}</{names[2]}>"
-        return f"<{names[0]}>{base}{low}</{names[0]}>" if low else f"<{names[1]}>{base}{high}</{names[1]}>" if high else base
+        return (
+            f"<{names[0]}>{base}{low}</{names[0]}>"
+            if low
+            else f"<{names[1]}>{base}{high}</{names[1]}>"
+            if high
+            else base
+        )
 
     def atom(self) -> str:
         self.skip()

@@ -36,14 +36,28 @@ def value(default: Any) -> str:
 def flag_rows(parser: argparse.ArgumentParser, only: set[str] | None = None) -> list[tuple[str, ...]]:
     rows = []
     for action in parser._actions:
-        if isinstance(action, argparse._HelpAction) or action.help == argparse.SUPPRESS or (only and action.dest not in only):
+        if (
+            isinstance(action, argparse._HelpAction)
+            or action.help == argparse.SUPPRESS
+            or (only and action.dest not in only)
+        ):
             continue
-        name = ", ".join(action.option_strings) or str(action.metavar or action.dest)
-        said = (action.help or "").replace(" (default: %(default)s)", "").replace("%%", "%")  # the last column says it
+        name = shown(action.option_strings[0]) if action.option_strings else str(action.metavar or action.dest)
+        said = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
+        said = said.replace(f" (default: {action.default})", "")  # the last column says it
         said += f" One of {', '.join(map(str, action.choices))}." if action.choices and action.option_strings else ""
         default = value(None if action.default is False or action.required else action.default)
         rows.append((f"`{name}`", cell(said), "required" if action.required and action.option_strings else default))
     return rows
+
+
+def shown(flag: str) -> str:
+    """The name that every verb takes, where TRL has another."""
+    try:
+        from sage_rlvr.names import OLD
+    except ImportError:
+        return flag
+    return f"--{OLD.get(flag.removeprefix('--'), flag.removeprefix('--'))}"
 
 
 def own_parser(verb: str) -> tuple[argparse.ArgumentParser, set[str] | None]:
@@ -55,7 +69,7 @@ def own_parser(verb: str) -> tuple[argparse.ArgumentParser, set[str] | None]:
     from sage_rlvr.train import run
 
     if verb == "train":
-        return run.make_parser(), {f.name for f in fields(run.RunArguments)} | {"model_name_or_path"}
+        return run.make_parser(), {f.name for f in fields(run.RunArguments)} | {"model_name_or_path", "output_dir"}
     if verb == "eval":
         return HfArgumentParser(EvalArguments), None
     parser = argparse.ArgumentParser()
@@ -85,7 +99,10 @@ def command_line() -> list[str]:
         if rows:
             lines += table(("flag", "meaning", "default"), rows)
         if name in ("train", "plan"):
-            lines += ["And [every setting](fields.md), ours and TRL's, as `--NAME VALUE`; `sage-rlvr train --help_all` lists them.", ""]
+            lines += [
+                "And [every setting](fields.md), ours and TRL's, as `--NAME VALUE`; `sage-rlvr train --help_all` lists them.",
+                "",
+            ]
     return lines
 
 
@@ -103,7 +120,11 @@ def settings() -> list[str]:
     ours = [name for name in inspect.get_annotations(SAGEConfig) if not name.startswith("_")]
     head = ("setting", "default", "meaning")
     lines = ["## SAGEConfig", "", *table(head, rows(SAGEConfig, ours))]
-    lines += ["## Of `sage-rlvr train` alone", "", *table(head, rows(RunArguments, [f.name for f in fields(RunArguments)]))]
+    lines += [
+        "## Of `sage-rlvr train` alone",
+        "",
+        *table(head, rows(RunArguments, [f.name for f in fields(RunArguments)])),
+    ]
     return lines
 
 

@@ -342,7 +342,9 @@ def test_the_engine_that_was_broken_is_told_as_it_was_read_again():
     said = f"{found['tokens']:,} tokens) {-own['mean']:.0f} nats a token less than the engine had"
     assert said in PAGE
     assert f"sound ones agree to {short(sound['gap a token']['model']['largest'])}" in PAGE
-    assert f"{-own['mean']:.0f} nats where it was not" in ROOT.joinpath("docs", "reference", "faq.md").read_text(encoding="utf-8")
+    assert f"{-own['mean']:.0f} nats where it was not" in ROOT.joinpath("docs", "reference", "faq.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_what_is_without_kl_is_the_models_own_text():

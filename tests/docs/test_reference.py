@@ -33,7 +33,9 @@ def raises(where):
 
 def test_every_refusal_of_a_config_is_on_the_page():
     wanted = set().union(*map(raises, (SAGEConfig, reset.check, kept.check, token_credit.check)))
-    deepspeed = {at for at in raises(kept.check) if "DeepSpeed" in open(at[0]).readlines()[at[1] - 1]}  # not installed here
+    deepspeed = {
+        at for at in raises(kept.check) if "DeepSpeed" in open(at[0]).readlines()[at[1] - 1]
+    }  # not installed here
     met = set()
     for given in (given for cases in CASES.values() for given in cases):
         with pytest.raises(UserError) as e:
@@ -63,7 +65,9 @@ def logged(tmp_path_factory):
 
     from sage_rlvr.train import SAGETrainer
 
-    ours = names(SAGETrainer, SAGEConfig, anchor_estimator="k1-reward", dynamic_sampling=1, anchor_reset=1, advantage="entropy")
+    ours = names(
+        SAGETrainer, SAGEConfig, anchor_estimator="k1-reward", dynamic_sampling=1, anchor_reset=1, advantage="entropy"
+    )
     ours |= names(SAGETrainer, SAGEConfig, guide="value", anchor_estimator="k1-reward")
     return ours - names(GRPOTrainer, GRPOConfig, beta=0.0)
 

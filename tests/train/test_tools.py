@@ -152,7 +152,9 @@ def test_without_a_guide_tools_train_as_in_trl(tmp_path, kind):
     assert ours.state.log_history[0]["tools/call_frequency"] == 0.5
 
 
-@pytest.mark.parametrize("settings", [{"anchor_estimator": "k3"}, {"anchor_estimator": "k1-reward", "advantage": "rarity"}])
+@pytest.mark.parametrize(
+    "settings", [{"anchor_estimator": "k3"}, {"anchor_estimator": "k1-reward", "advantage": "rarity"}]
+)
 def test_a_guide_leaves_alone_what_a_tool_wrote(tmp_path, settings):
     trainer = run_tools(tmp_path, "tools", guide="branch", guide_args={"threshold": 0.0}, **settings)
     assert trainer.seen
@@ -169,7 +171,9 @@ def test_a_guide_leaves_alone_what_a_tool_wrote(tmp_path, settings):
 @pytest.fixture(scope="module")
 def eye(tmp_path_factory):
     """A LLaVA of random weights that sees 28 × 28 pixels, and its processor."""
-    pil = pytest.importorskip("transformers.models.clip.image_processing_pil_clip", reason="this Transformers has no PIL processor")
+    pil = pytest.importorskip(
+        "transformers.models.clip.image_processing_pil_clip", reason="this Transformers has no PIL processor"
+    )
     seen = pil.CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
     processor = LlavaProcessor(
         image_processor=seen, tokenizer=tokenizer(), patch_size=14, vision_feature_select_strategy="full",
@@ -181,8 +185,12 @@ def eye(tmp_path_factory):
     torch.manual_seed(0)
     model = LlavaForConditionalGeneration(
         LlavaConfig(
-            text_config=text_config(), vision_config=vision, image_token_id=SPECIAL.index("<image>"),
-            vision_feature_layer=-1, vision_feature_select_strategy="full", tie_word_embeddings=False,
+            text_config=text_config(),
+            vision_config=vision,
+            image_token_id=SPECIAL.index("<image>"),
+            vision_feature_layer=-1,
+            vision_feature_select_strategy="full",
+            tie_word_embeddings=False,
         )  # fmt: skip
     )
     return save(model, processor, tmp_path_factory.mktemp("eye")), processor
