@@ -9,7 +9,7 @@ VERL_VENV ?= .venv-verl
 VERL_STAMP := $(VERL_VENV)/.installed
 VLLM_VENV ?= .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
-CODE := src tests tests_verl tests_vllm benchmarks examples
+CODE := src tests tests_verl tests_vllm benchmarks examples docs_tools
 
 .PHONY: test test-verl test-vllm mutants demo docs reference results lint format clean browser
 

@@ -1,7 +1,7 @@
 """Formulas of the pages as MathML, made when the site is built: a browser draws them itself, and nothing is fetched.
 
-`$…$` in a line and `$$…$$` on its own hold a small part of LaTeX, or plain Unicode letters; GitHub draws the same source. A command
-that is not known here stops the build with its page.
+`$…$` in a line and `$$…$$` on its own hold a small part of LaTeX, or plain Unicode letters; GitHub draws the same source. A
+command that is not known here stops the build with its page.
 """
 
 import re
@@ -13,8 +13,9 @@ LETTERS = {
     "rho": "ρ", "sigma": "σ", "tau": "τ", "Delta": "Δ", "infty": "∞", "ell": "ℓ",
 }  # fmt: skip
 SIGNS = {
-    "cdot": "·", "propto": "∝", "in": "∈", "le": "≤", "ge": "≥", "ne": "≠", "approx": "≈", "to": "→", "mid": "|", "parallel": "‖", "neg": "¬",
-    "nabla": "∇", "sum": "∑", "prod": "∏", "ldots": "…", "{": "{", "}": "}", "sup": "sup", "inf": "inf", "times": "×", "pm": "±",
+    "cdot": "·", "propto": "∝", "in": "∈", "le": "≤", "ge": "≥", "ne": "≠", "approx": "≈", "to": "→", "mid": "|", "parallel": "‖",
+    "neg": "¬", "nabla": "∇", "sum": "∑", "prod": "∏", "ldots": "…", "{": "{", "}": "}", "sup": "sup", "inf": "inf",
+    "times": "×", "pm": "±",
 }  # fmt: skip
 NAMES = {"log", "exp", "min", "max", "logit"}
 LARGE = {"∑", "∏", "sup", "inf"}

@@ -1,4 +1,5 @@
-"""Writes the parts of docs/reference that the code decides: flags, settings and refusals. ``make reference`` runs it, a test compares.
+"""Writes the parts of docs/reference that the code decides: flags, settings, refusals. ``make reference`` runs it, a test
+compares.
 
 A page keeps its own words above the MARK; all below is made here.
 """

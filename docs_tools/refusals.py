@@ -1,5 +1,5 @@
-"""Settings that SAGEConfig refuses, by topic: docs/reference/refused.md shows each with the sentence that it gets. A test asks that every
-refusal in the code is among them."""
+"""Settings that SAGEConfig refuses, by topic: docs/reference/refused.md shows each with the sentence that it gets. A test asks
+that every refusal in the code is among them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the documentation tells a reader to type: the fenced blocks of README.md and the pages of docs/, with the mark before each.
+"""What the documentation tells a reader to type: the fenced blocks of README.md and docs/, with the mark before each.
 
 A block that a test cannot run here says so in a comment on the line before it:
 

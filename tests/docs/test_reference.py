@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 import traceback
+from pathlib import Path
 
 import pytest
 
@@ -34,8 +35,8 @@ def raises(where):
 def test_every_refusal_of_a_config_is_on_the_page():
     wanted = set().union(*map(raises, (SAGEConfig, reset.check, kept.check, token_credit.check)))
     deepspeed = {
-        at for at in raises(kept.check) if "DeepSpeed" in open(at[0]).readlines()[at[1] - 1]
-    }  # not installed here
+        at for at in raises(kept.check) if "DeepSpeed" in Path(at[0]).read_text().splitlines()[at[1] - 1]
+    }  # not here
     met = set()
     for given in (given for cases in CASES.values() for given in cases):
         with pytest.raises(UserError) as e:

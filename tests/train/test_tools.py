@@ -1,5 +1,5 @@
-"""Tools, environments and images, which TRL runs: without a guide the losses are GRPOTrainer's, and a guide leaves alone what a tool
-wrote (docs/howto/tools_and_images.md)."""
+"""Tools, environments and images, which TRL runs: without a guide the losses are GRPOTrainer's, and a guide leaves alone what
+a tool wrote (docs/howto/tools_and_images.md)."""
 
 from pathlib import Path
 
@@ -191,7 +191,7 @@ def eye(tmp_path_factory):
             vision_feature_layer=-1,
             vision_feature_select_strategy="full",
             tie_word_embeddings=False,
-        )  # fmt: skip
+        )
     )
     return save(model, processor, tmp_path_factory.mktemp("eye")), processor
 

@@ -143,7 +143,7 @@ def short_help() -> str:
             "",
             "settings:",
             *lines,
-            f"  --{'accelerate_config':<22} Several processes: {', '.join(launch.names())}, or a file (docs/howto/eight_gpus.md).",
+            f"  --{'accelerate_config':<22} Several processes: {', '.join(launch.names())}, or a file: docs/howto/eight_gpus.md",
             f"  --{'num_processes':<22} How many (default: what the config says, else one a GPU).",
             "",
             "recipes:",
