@@ -50,7 +50,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"anchor_reset": 100, "sync_ref_model": True},
     ],
     "Advantage": [
-        {"advantage": 3},
+        {"advantage": []},
         {"advantage_args": "share"},
         {"advantage": ["rarity", "focal"], "advantage_args": {"focal": 0.5}},
         {"advantage": "group", "advantage_args": {"scale": "none"}},
