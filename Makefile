@@ -9,9 +9,9 @@ VERL_VENV ?= .venv-verl
 VERL_STAMP := $(VERL_VENV)/.installed
 VLLM_VENV ?= .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
-CODE := src tests tests_verl tests_vllm benchmarks examples
+CODE := src tests tests_verl tests_vllm benchmarks examples docs_tools
 
-.PHONY: test test-verl test-vllm mutants demo docs results lint format clean browser
+.PHONY: test test-verl test-vllm mutants demo docs reference results lint format clean browser
 
 # The stamp is touched only after a whole install, so an interrupted one is simply done again. Modules are compiled as they are
 # imported: of some 56,000 in the three environments most never are.
@@ -42,6 +42,10 @@ demo: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict --site-dir build/site
+
+# Flags, settings and refusals as the code has them, into docs/reference.
+reference: $(STAMP)
+	$(BIN)/python -m docs_tools.reference
 
 # The pages of results and their figures, from the committed records: no change in git unless those changed.
 results: $(STAMP)

@@ -357,7 +357,7 @@ def patterns_part(page: Page, runs: dict[str, dict[str, dict[str, Any]]]) -> Non
     page.add(
         "### Patterns",
         "Share of a problem's right solutions that show the pattern, mean over the problems that have one "
-        "([what they are](../analysis.md)); 95% intervals over problems.",
+        "([what they are](../reference/analyses.md)); 95% intervals over problems.",
         markdown(["run", "task", "problems", "right", *names], body),
     )
     solved = {run: {task: t for task, t in by.items() if t.problems} for run, by in found.items()}
@@ -409,7 +409,7 @@ def support_part(page: Page, out: Path, task: str) -> None:
         page.add(
             f"### {task}: support",
             f"Against the base at budget {rows[0]['budget']}: means over seeds ± their standard deviation "
-            "([what they are](../analysis.md)).",
+            "([what they are](../reference/analyses.md)).",
             markdown(["variant", "seeds", *RATIOS], body),
         )
 

@@ -1,4 +1,4 @@
-"""What min_p leaves of a sequence's importance ratio (docs/training.md, With vLLM).
+"""What min_p leaves of a sequence's importance ratio (docs/howto/vllm.md).
 
     python benchmarks/truncation.py --model qwen.gguf --label "Qwen2.5-Coder-1.5B-Instruct, Q4_K_M dequantised" \\
         --to results/cpu/truncation.json

@@ -6,7 +6,7 @@
 A process for each share (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE) makes bf16 products and attention of Qwen2.5-1.5B's shapes again
 and again, counts what is not a number, and holds a sample of the rest against float64 on the CPU. --beside: so many others, with
 half of the SMs each, keep the card busy meanwhile. Why: a vLLM engine and a transformers model with 40% gave nonsense, those with
-50% did not (docs/faq.md).
+50% did not (docs/reference/faq.md).
 """
 
 import argparse

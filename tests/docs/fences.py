@@ -1,4 +1,4 @@
-"""What the documentation tells a reader to type: the fenced blocks of README.md and docs/*.md, with the mark before each.
+"""What the documentation tells a reader to type: the fenced blocks of README.md and docs/, with the mark before each.
 
 A block that a test cannot run here says so in a comment on the line before it:
 
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MADE = {"results", "protocols"}  # folders of pages that are made by a command, or hold what was promised before a study
+PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.parent.name not in MADE)]
 NEEDS = {
     "GPU",
     "several GPUs",
@@ -55,7 +56,12 @@ class Fence:
 
 
 def fences(pages: list[Path] | None = None) -> list[Fence]:
-    return [fence for page in pages or PAGES for fence in read(page.read_text(encoding="utf-8"), page.name)]
+    return [fence for page in pages or PAGES for fence in read(page.read_text(encoding="utf-8"), label(page))]
+
+
+def label(page: Path) -> str:
+    """A page as it is named in messages: quickstart.md, howto/vllm.md."""
+    return page.name if page.parent in (ROOT, ROOT / "docs") else f"{page.parent.name}/{page.name}"
 
 
 def read(text: str, page: str) -> list[Fence]:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from sage_rlvr import cli
-from tests.docs.fences import NEEDS, PAGES, ROOT, fences, read, spans
+from tests.docs.fences import NEEDS, PAGES, ROOT, fences, label, read, spans
 from tests.docs.parsing import check, verb_words
 from tests.docs.stand_ins import write_runs
 
@@ -52,7 +52,7 @@ def test_unmarked_commands_run(fence, desk, monkeypatch, capsys):
         run(words, monkeypatch, capsys)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=label)
 def test_commands_name_what_exists(page, monkeypatch):
     """Verbs, flags, recipes, tasks, studies: in blocks, marked or not, and inside sentences."""
     monkeypatch.chdir(ROOT)

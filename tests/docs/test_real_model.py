@@ -326,7 +326,7 @@ def test_the_look_is_told_as_its_page_has_it():
 
 def test_the_shares_of_a_gpu_that_compute_wrongly_are_told_as_they_were_found():
     shares = json.loads(ROOT.joinpath("results", "gpu", "mps_share.json").read_text())["shares"]
-    faq = ROOT.joinpath("docs", "faq.md").read_text(encoding="utf-8")
+    faq = ROOT.joinpath("docs", "reference", "faq.md").read_text(encoding="utf-8")
     sound = [share for share, found in shares.items() if not found["wrong"]]
     wrong = {share: len(found["wrong"]) for share, found in shares.items() if found["wrong"]}
     *others, last = wrong
@@ -342,7 +342,9 @@ def test_the_engine_that_was_broken_is_told_as_it_was_read_again():
     said = f"{found['tokens']:,} tokens) {-own['mean']:.0f} nats a token less than the engine had"
     assert said in PAGE
     assert f"sound ones agree to {short(sound['gap a token']['model']['largest'])}" in PAGE
-    assert f"{-own['mean']:.0f} nats where it was not" in ROOT.joinpath("docs", "faq.md").read_text(encoding="utf-8")
+    assert f"{-own['mean']:.0f} nats where it was not" in ROOT.joinpath("docs", "reference", "faq.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_what_is_without_kl_is_the_models_own_text():

@@ -134,7 +134,7 @@ def read_texts(
             raise UserError(
                 f"{model.config.name_or_path or 'the model'} gives stored completions log-probs that are not numbers, so its "
                 "weights or this device's arithmetic are broken: remove what this command wrote (the last numbers may be "
-                "nonsense too) and run it again when that is fixed (docs/faq.md)."
+                "nonsense too) and run it again when that is fixed (docs/reference/faq.md)."
             )
         yield list(zip(batch, found))
 

@@ -1,7 +1,7 @@
 """What a run scored: pass@k, mean@n, majority@k, each with its interval; differences between two runs; support against a base.
 
 Point estimates pool a problem's samples over seeds: n·seeds of them stand behind pass@k, k = 1, 2, 4, … n. Intervals resample
-problems: they say how far the mean would move with another draw of problems like these (docs/evaluation.md).
+problems: they say how far the mean would move with another draw of problems like these (docs/reference/numbers.md).
 """
 
 import json

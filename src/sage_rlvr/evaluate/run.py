@@ -346,7 +346,7 @@ class Scribe:
             raise UserError(
                 f"{self.model} gives tokens of {broken.task}/{broken.problem} log-probs that are not numbers, so its weights or "
                 f"its engine are broken: check the weights and begin again in another --out, for samples drawn just before may "
-                f"be nonsense too (docs/faq.md)."
+                f"be nonsense too (docs/reference/faq.md)."
             )
         for task in dict.fromkeys(g.request.task for g in batch):
             part = [g for g in batch if g.request.task == task]

@@ -1,4 +1,4 @@
-"""SAGE in verl 0.9: a V1 trainer, ``trainer.v1.trainer_mode=sage_sync``, with its options under ``+sage.*`` (docs/verl.md).
+"""SAGE in verl 0.9: a V1 trainer, ``trainer.v1.trainer_mode=sage_sync``, with its options under ``+sage.*`` (docs/howto/verl.md).
 
 verl imports this module in every process through the entry point group ``verl.plugins``, and passes over one that fails with
 a line at debug level. So importing it costs next to nothing and cannot fail: it waits for ``verl.trainer.ppo.v1``, whose

@@ -1,6 +1,6 @@
 # The paper's RL settings (recipes/paper.yaml: Qwen2.5-Math-7B after SFT, 1,000 steps of 8 prompts × 8 rollouts) as verl 0.9.1 overrides.
 # Sourced by one_node.sh and several_nodes.sh. Not run on GPUs by us: verl's config accepts every line and the trainer builds
-# from it (tests_verl/test_recipes.py); what ran is said in docs/verl.md.
+# from it (tests_verl/test_recipes.py); what ran is said in docs/howto/verl.md.
 #
 #   MODEL   the merged SFT model. With LoRA verl's reference is the model without the adapter, so merge SFT's adapter first.
 #   TRAIN   parquet in verl's format (prompt, data_source, reward_model.ground_truth); VAL the same for validation.
