@@ -10,6 +10,7 @@ import argparse
 import gzip
 import io
 import json
+import lzma
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
@@ -54,7 +55,8 @@ def read(root: Path) -> tuple[dict[str, list[Point]], tuple[float, float]]:
     """Family → its points by β; and where the base stands."""
     found = defaultdict[tuple[str, float], list[tuple[float, float]]](list)
     base = (np.nan, np.nan)
-    with gzip.open(root / RECORDS / RUNS, "rt", encoding="utf-8") as f:
+    opened = lzma.open if RUNS.endswith(".xz") else gzip.open
+    with opened(root / RECORDS / RUNS, "rt", encoding="utf-8") as f:
         next(f)  # the study
         for record in map(json.loads, f):
             counts = from_compact(record["counts"]).tasks[TASK]
