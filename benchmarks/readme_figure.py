@@ -14,6 +14,7 @@ import lzma
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,7 @@ class Point:
     spread_k: float
 
 
+@cache
 def read(root: Path) -> tuple[dict[str, list[Point]], tuple[float, float]]:
     """Family → its points by β; and where the base stands."""
     found = defaultdict[tuple[str, float], list[tuple[float, float]]](list)

@@ -80,7 +80,7 @@ def _train(argv: list[str]) -> None:
         return
     argv, config, _ = launch.take_flags(argv)
     assert config is None or config in launch.names() or _theirs(config), f"there is no accelerate config {config}"
-    argv = _without_theirs(argv, "--config", "--guide", "--task")
+    argv = _without_theirs(argv, "--config", "--guide", "--task", "--dataset", "--reward")
     given, _, _ = run.parse(argv)
     for name in [given.task, *(given.held_out or [])]:
         get_task(name)
@@ -114,8 +114,8 @@ _OWN = {"train": _train, "eval": _eval, "plan": _plan}  # verbs that parse their
 
 
 def _theirs(name: str) -> bool:
-    """A name that stands for one of the reader's: FILE, my_cluster.yaml, mine.yaml."""
-    return name.isupper() or name.startswith(("my_", "mine"))
+    """A name that stands for one of the reader's: FILE, my_cluster.yaml, mine.yaml, data.jsonl, rewards.py:correct."""
+    return name.isupper() or name.startswith(("my_", "mine")) or name.endswith(".jsonl") or ".py:" in name
 
 
 def _without_theirs(argv: list[str], *flags: str) -> list[str]:
