@@ -8,6 +8,7 @@ from typing import Any
 from sage_rlvr import cli
 from sage_rlvr.errors import UserError
 
+BESIDE = {"--guide": "--guide_args", "--reward": "--reward_weights"}  # what means nothing without the other
 _ENDS = {"&", "&&", "||", "|", ";", ">", ">>", "2>"}
 
 
@@ -119,8 +120,16 @@ def _theirs(name: str) -> bool:
 
 
 def _without_theirs(argv: list[str], *flags: str) -> list[str]:
-    """Flags whose value is the reader's own are taken out: there is nothing here to hold them against."""
-    gone = {i for i, w in enumerate(argv[:-1]) if w in flags and _theirs(argv[i + 1])}
-    if any(argv[i] == "--guide" for i in gone):
-        gone |= {i for i, w in enumerate(argv) if w == "--guide_args"}
-    return [w for i, w in enumerate(argv) if i not in gone and i - 1 not in gone]
+    """Flags whose values are the reader's own are taken out: there is nothing here to hold them against."""
+    gone: set[int] = set()
+    for i, word in enumerate(argv[:-1]):
+        if word in flags and _theirs(argv[i + 1]):
+            gone |= {*range(i, _end(argv, i))}
+            if word in BESIDE:
+                gone |= {j for k, other in enumerate(argv) if other == BESIDE[word] for j in range(k, _end(argv, k))}
+    return [word for i, word in enumerate(argv) if i not in gone]
+
+
+def _end(argv: list[str], flag: int) -> int:
+    """Where the values of the flag at that place end."""
+    return next((j for j in range(flag + 1, len(argv)) if argv[j].startswith("--")), len(argv))
