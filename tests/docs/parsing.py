@@ -9,6 +9,7 @@ from typing import Any
 from sage_rlvr import cli
 from sage_rlvr.errors import UserError
 
+BESIDE = {"--guide": "--guide_args", "--reward": "--reward_weights"}  # what means nothing without the other
 _ENDS = {"&", "&&", "||", "|", ";", ">", ">>", "2>"}
 
 
@@ -86,7 +87,7 @@ def _train(argv: list[str]) -> None:
         return
     argv, config, _ = launch.take_flags(argv)
     assert config is None or config in launch.names() or _theirs(config), f"there is no accelerate config {config}"
-    argv = _without_theirs(argv, "--config", "--guide", "--task")
+    argv = _without_theirs(argv, "--config", "--guide", "--task", "--dataset", "--reward")
     given, _, _ = run.parse(argv)
     for name in [given.task, *(given.held_out or [])]:
         get_task(name)
@@ -107,13 +108,21 @@ _OWN = {"train": _train, "plan": _plan}  # verbs that parse their words themselv
 
 
 def _theirs(name: str) -> bool:
-    """A name that stands for one of the reader's: FILE, my_cluster.yaml, mine.yaml."""
-    return name.isupper() or name.startswith(("my_", "mine"))
+    """A name that stands for one of the reader's: FILE, my_cluster.yaml, mine.yaml, data.jsonl, rewards.py:correct."""
+    return name.isupper() or name.startswith(("my_", "mine")) or name.endswith(".jsonl") or ".py:" in name
 
 
 def _without_theirs(argv: list[str], *flags: str) -> list[str]:
-    """Flags whose value is the reader's own are taken out: there is nothing here to hold them against."""
-    gone = {i for i, w in enumerate(argv[:-1]) if w in flags and _theirs(argv[i + 1])}
-    if any(argv[i] == "--guide" for i in gone):
-        gone |= {i for i, w in enumerate(argv) if w == "--guide_args"}
-    return [w for i, w in enumerate(argv) if i not in gone and i - 1 not in gone]
+    """Flags whose values are the reader's own are taken out: there is nothing here to hold them against."""
+    gone: set[int] = set()
+    for i, word in enumerate(argv[:-1]):
+        if word in flags and _theirs(argv[i + 1]):
+            gone |= {*range(i, _end(argv, i))}
+            if word in BESIDE:
+                gone |= {j for k, other in enumerate(argv) if other == BESIDE[word] for j in range(k, _end(argv, k))}
+    return [word for i, word in enumerate(argv) if i not in gone]
+
+
+def _end(argv: list[str], flag: int) -> int:
+    """Where the values of the flag at that place end."""
+    return next((j for j in range(flag + 1, len(argv)) if argv[j].startswith("--")), len(argv))

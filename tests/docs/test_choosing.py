@@ -1,4 +1,4 @@
-"""The page on choosing: every block can be used, every advantage is on it, with the kind, the needs and the defaults it has."""
+"""The pages on settings: every block can be used, every advantage is listed, with the kind, the needs and the defaults it has."""
 
 import re
 
@@ -13,9 +13,17 @@ from sage_rlvr.train.config import SAGEConfig
 from sage_rlvr.train.recipes import KINDS, list_recipes, load_recipe, read_yaml, recipes_by_kind
 from tests.docs.fences import ROOT, read
 
-PAGE = ROOT / "docs" / "choosing.md"
-TEXT = PAGE.read_text(encoding="utf-8")
-BLOCKS = [f for f in read(TEXT, PAGE.name) if f.language == "yaml"]
+CHOOSING, ALL = ROOT / "docs" / "choosing.md", ROOT / "docs" / "reference" / "advantages.md"
+WISHES, TEXT = (page.read_text(encoding="utf-8") for page in (CHOOSING, ALL))
+BLOCKS = [
+    f.text
+    for page in (CHOOSING, ALL)
+    for f in read(page.read_text(encoding="utf-8"), page.name)
+    if f.language == "yaml"
+]
+WISHED = re.findall(
+    r"^\| (.+?) \| `(\w+)` \| `({.*?})` \| (.*) \|$", WISHES, re.M
+)  # wish, recipe, settings, what is known
 ROWS = {  # name → (kind and stage, formula, needs, settings, source)
     m[1]: [cell.strip() for cell in re.split(r"(?<!\\)\|", m[2])[:-1]]
     for m in re.finditer(r"^\| `(\w+)` \|(.*)$", TEXT, re.M)
@@ -24,29 +32,43 @@ NAMES = {name: kind for kind, names in names_by_kind().items() for name in names
 SAID = {"ref_logps": "reference", "logps": "log-probs", "entropies": "entropies", "answers": "answers"}
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=str)
+@pytest.mark.parametrize("block", [*BLOCKS, *(settings for _, _, settings, _ in WISHED)], ids=str)
 def test_every_block_is_accepted(block, tmp_path):
-    (tmp_path / "own.yaml").write_text(block.text)
+    (tmp_path / "own.yaml").write_text(block)
     own = read_yaml(tmp_path / "own.yaml")
     known = {"output_dir": str(tmp_path), "use_cpu": True, "guide": "none", "report_to": "none"}
     SAGEConfig(**(known | {"per_device_train_batch_size": 16} | own))
     assert 1 <= len(own) <= 3
 
 
-def test_there_is_a_block_and_a_verdict_for_each_wish():
-    wishes = TEXT.split("## One recommendation per wish")[1].split("## Several at once")[0]
-    parts = re.split(r"^\*\*", wishes, flags=re.M)[1:]
-    assert len(parts) >= 8
-    for part in parts[:-1]:  # the last one is the controls
-        assert part.count("```yaml") == 1, part[:60]
-        assert re.search(r"^\*(Measured|Only published)\*", part, re.M), part[:60]
-        if "*Measured*" in part:
-            assert re.search(r"\]\(results(/\w+)?\.md", part), part[:60]
-        if "*Only published*" in part:
-            assert "https://arxiv.org/abs/" in part, part[:60]
-    assert "low_rate" in parts[-1]
-    assert "random_reward" in parts[-1]
-    for name in re.findall(r"[Rr]ecipe `(\w+)`", TEXT):
+def test_the_page_is_short_and_recommends_one_thing_first():
+    assert len(WISHES.split()) <= 900
+    first = WISHES.split("## ")[0]
+    assert yaml.safe_load(read(first, "choosing.md")[0].text) == {
+        "guide": "none",
+        "anchor_estimator": "k3",
+        "beta": 0.02,
+    }
+    for said in ("GRPO with a KL", "not confirmed", "low_rate", "random_reward"):
+        assert said in first
+
+
+def test_each_wish_has_a_recipe_that_has_its_settings_and_a_verdict():
+    assert len(WISHED) >= 8
+    assert len(WISHED) == len(re.findall(r"^\| .* \| `\w+` \|", WISHES, re.M)), "no row is passed over"
+    for wish, recipe, settings, known in WISHED:
+        assert len(known.split()) <= 25, wish
+        kind = re.match(r"measured: |published \(\[[^]]+\]\(https://arxiv.org/abs/", known)
+        assert kind, f"{wish}: say what was measured, or who published it"
+        own = load_recipe(recipe)
+        for name, value in yaml.safe_load(settings).items():
+            if name not in (
+                "keep_from",
+                "num_generations",
+                "num_iterations",
+            ):  # the reader's folder, and sizes of a run
+                assert own.get(name) == value, f"{recipe}: {name}"
+    for name in re.findall(r"[Rr]ecipe `(\w+)`", WISHES):
         assert name in list_recipes()
 
 

@@ -1,0 +1,137 @@
+"""The figure of the README: pass@1 against pass@256 over β, from the records of the confirmation alone.
+
+    python benchmarks/readme_figure.py            # writes docs/img/frontier-light.svg and docs/img/frontier-dark.svg
+    python benchmarks/readme_figure.py --check    # writes nothing; 1 if the two files are not what the records give
+
+``files(root)`` answers both files as bytes, so that another script can write or compare them.
+"""
+
+import argparse
+import gzip
+import io
+import json
+import lzma
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from steady import same, steady_names
+
+from sage_rlvr.evaluate.compact import from_compact
+from sage_rlvr.metrics import pass_at_k
+from sage_rlvr.report.style import panels
+from sage_rlvr.study.records import RUNS
+from sage_rlvr.tasks import load_task
+from sage_rlvr.tasks.countdown_hard import guess
+
+RECORDS, TASK, K = Path("results/gpu/confirm"), "countdown-ltr-fresh", 256
+FAMILIES = {  # of studies/confirm.yaml → what the reader calls it
+    "grpo_k3": "GRPO, KL by k3",
+    "reference": "GRPO, KL by k3+ (TRL's)",
+    "winner": "SAGE, guide verified",
+    "best": "rewards by rarity, KL by k3",
+}
+THEMES = {  # text and axes, then one colour per family
+    "light": ("#1f2328", ["#1f2328", "#7d8590", "#1a7f8e", "#c55a11"]),
+    "dark": ("#e6edf3", ["#e6edf3", "#8b949e", "#4fc3d0", "#f0975a"]),
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting of a family: means over seeds and problems, and twice the standard error over seeds."""
+
+    beta: float
+    seeds: int
+    pass_1: float
+    pass_k: float
+    spread_1: float
+    spread_k: float
+
+
+@cache
+def read(root: Path) -> tuple[dict[str, list[Point]], tuple[float, float]]:
+    """Family → its points by β; and where the base stands."""
+    found = defaultdict[tuple[str, float], list[tuple[float, float]]](list)
+    base = (np.nan, np.nan)
+    opened = lzma.open if RUNS.endswith(".xz") else gzip.open
+    with opened(root / RECORDS / RUNS, "rt", encoding="utf-8") as f:
+        next(f)  # the study
+        for record in map(json.loads, f):
+            counts = from_compact(record["counts"]).tasks[TASK]
+            one, many = (float(pass_at_k(counts.totals, counts.rights, k).mean()) for k in (1, K))
+            family, _, rest = record["name"].partition("+beta")
+            if rest:
+                found[family, float(rest.rpartition("-s")[0])].append((one, many))
+            else:
+                base = one, many
+    points = defaultdict[str, list[Point]](list)
+    for (family, beta), runs in sorted(found.items()):
+        mean, spread = np.mean(runs, 0), 2 * np.std(runs, 0, ddof=1) / np.sqrt(len(runs))
+        points[family].append(Point(beta, len(runs), *map(float, mean), *map(float, spread)))
+    return {family: points[family] for family in FAMILIES}, base
+
+
+def draw(points: dict[str, list[Point]], base: tuple[float, float], guessed: float, theme: str) -> bytes:
+    """An SVG without a background."""
+    ink, colours = THEMES[theme]
+    with panels(1, width=7.2, height=3.4) as (figure, axes):
+        ax = axes[0, 0]
+        ax.axhline(guessed, color=ink, lw=0.9, ls=":")
+        ax.annotate(
+            f"random valid guesses: {guessed:.2f}", (0.131, guessed), (0, 4), textcoords="offset points", color=ink
+        )
+        for (family, own), colour, marker in zip(points.items(), colours, "osD^"):
+            x, y = [p.pass_1 for p in own], [p.pass_k for p in own]
+            bars = [p.spread_k for p in own], [p.spread_1 for p in own]
+            ax.errorbar(
+                x, y, *bars, color=colour, marker=marker, ms=4.5, lw=1.3, elinewidth=0.8, label=FAMILIES[family]
+            )
+        for p in points["grpo_k3"]:
+            ax.annotate(
+                f"{p.beta:g}", (p.pass_1, p.pass_k), (-6, -10), textcoords="offset points", ha="right", color=ink
+            )
+        ax.plot(*base, "*", color=ink, ms=11, ls="none", label="before RL")
+        ax.set_xlabel("pass@1")
+        ax.set_ylabel(f"pass@{K}")
+        ax.legend(loc="center left", frameon=False, labelcolor=ink, title="numbers: β of GRPO by k3", alignment="left")
+        ax.get_legend().get_title().set_color(ink)
+        ax.tick_params(colors=ink)
+        for part in (ax.xaxis.label, ax.yaxis.label):
+            part.set_color(ink)
+        for spine in ax.spines.values():
+            spine.set_color(ink)
+        out = io.BytesIO()
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    return steady_names(out.getvalue())
+
+
+def files(root: Path) -> dict[Path, bytes]:
+    """Path from ``root`` → content, of both themes."""
+    points, base = read(root)
+    guessed = float(guess(load_task(TASK, limit=1000, split="test"), K).mean())
+    return {Path(f"docs/img/frontier-{theme}.svg"): draw(points, base, guessed, theme) for theme in THEMES}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, name the files that differ")
+    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1], help="of the repository")
+    args = parser.parse_args()
+    differ = {
+        path: content
+        for path, content in files(args.root).items()
+        if not (args.root / path).is_file() or not same(path, (args.root / path).read_bytes(), content)
+    }
+    for path, content in differ.items():
+        print(f"{path}: {'not what the records give' if args.check else 'written'}")
+        if not args.check:
+            (args.root / path).write_bytes(content)
+    return 1 if args.check and differ else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
