@@ -37,7 +37,8 @@ def matched(families: dict[str, list[Point]], reference: str) -> list[Matched]:
         Matched(
             family,
             p.variant,
-            *p.x.shape,
+            p.x.shape[0],
+            p.x.shape[1],
             crossed([p.x]).interval(within=(0, 1)),
             crossed([p.y]).interval(within=(0, 1)),
             None if family == reference else _gain(p, line),
