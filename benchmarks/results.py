@@ -22,8 +22,8 @@ from sage_rlvr.analysis.figures import patterns_figure, perplexity_figure
 from sage_rlvr.analysis.patterns import Frequency, TaskPatterns
 from sage_rlvr.analysis.perplexity import thresholds
 from sage_rlvr.report.style import Figure
-from sage_rlvr.stats.intervals import Interval, bootstrap_interval
-from sage_rlvr.study.against import MEAN, Drawn, Standing, detectable, draw
+from sage_rlvr.stats.intervals import FEWEST, Interval, bootstrap_interval
+from sage_rlvr.study.against import MEAN, Standing, Standings, detectable, read_standings
 from sage_rlvr.study.distance import Excess, excesses, like_for_like, read_runs
 from sage_rlvr.study.distance_figure import draw_distance
 from sage_rlvr.study.frontier import Frontier, Point, frontiers, read_families
@@ -83,7 +83,8 @@ def study_page(records: Path, work: Path) -> Page:
         page.add(
             f"## {task}",
             as_markdown(own),
-            f"{own[0].problems} problems, n = {n}; means over seeds, 95% bootstrap intervals over problems. Distinct right: "
+            f"{own[0].problems} problems, n = {n}; means over seeds, 95% intervals over problems and, where there are several, "
+            "seeds. Distinct right: "
             f"distinct right answers a problem in {n} samples. Lost, gained: problems solved in {n} samples by the base "
             "only, by the trained model only. Tokens: of a sample; truncated: samples that reached the longest length.",
         )
@@ -145,7 +146,7 @@ def frontier_part(page: Page, out: Path, task: str, whole: Study | None) -> None
     ]
     page.add(
         f"### {task}: frontiers",
-        f"Gain: mean height of a family's frontier (pass@{n} over pass@1) less the reference's, where both are (“on”: that "
+        f"Gain: mean height of a family's frontier (pass@{n} over pass@1) minus the reference's, where both are (“on”: that "
         "range of pass@1). 95% intervals over problems and seeds; “–”: no range is shared."
         + " The study is not done: arms have unequal numbers of seeds, which alone can move a gain."
         * (whole is None),
@@ -159,8 +160,8 @@ def frontier_part(page: Page, out: Path, task: str, whole: Study | None) -> None
     ]
     if body:
         page.add(
-            f"Arms with one setting. Matched gain: pass@{n} less that of the reference's frontier at the arm's own pass@1; "
-            "“–”: the frontier does not reach that far, or not in a tenth of the draws.",
+            f"Arms with one setting. Matched gain: pass@{n} minus that of the reference's frontier at the arm's own pass@1; "
+            "“–”: the frontier does not reach that far, or so nearly that a tenth of studies would say so.",
             markdown(head, body),
         )
     if whole is not None and task == whole.evaluate["tasks"][0]:
@@ -203,7 +204,7 @@ def rules_part(
         f"Arm against arm at the same setting: the difference to `{reference}`, intervals over problems and seeds that hold with "
         "95% for all settings of a family at once.",
         markdown(
-            ["variant", f"pass@1 less {reference}'s", f"pass@{n} less {reference}'s", "better on both"],
+            ["variant", f"pass@1 minus {reference}'s", f"pass@{n} minus {reference}'s", "better on both"],
             [
                 [p.variant, shown(p.pass_1, sign="+"), shown(p.pass_n, sign="+"), "yes" if p.better_on_both else "no"]
                 for p in both
@@ -215,6 +216,8 @@ def rules_part(
 def _verdict(f: Frontier, families: dict[str, list[Point]]) -> str:
     if len(families[f.family]) == 1:
         return f"- Rule 4: `{f.family}` has one setting, so no frontier, and is not judged."
+    if f.seeds < FEWEST:
+        return f"- Rule 4: `{f.family}` is not judged ({f.seeds} seed{'s' * (f.seeds > 1)} of {FEWEST})."
     if f.gain is None:
         return f"- Rule 4: `{f.family}` shares no range of pass@1 with the reference and is not judged."
     if f.gain.low > 0:
@@ -245,7 +248,7 @@ def distance_part(page: Page, out: Path, task: str) -> None:
     ks = [f"pass@{k}" for k in found[0].above]
     page.add(
         f"### {task}: at the same distance from the reference",
-        "pass@k less that of a curve at the same KL to the reference policy (a cubic in its root; the KL is that of the last "
+        "pass@k minus that of a curve at the same KL to the reference policy (a cubic in its root; the KL is that of the last "
         "fifth of training): mean over a family's runs within the curve's range of KL, 95% intervals over problems and seeds. "
         "The curve is that of the references with the family's own estimator. A method that is another β in disguise has "
         "none at any k.",
@@ -275,11 +278,11 @@ def against_part(page: Page, study: Study, out: Path) -> None:
     """All tasks in one table, as in the paper, and everything against the base and plain GRPO; for studies that sweep nothing."""
     if len(study.evaluate["tasks"]) < 2 or any(study.family_of(v) != v for v in study.variants):
         return
-    found = draw(out)
+    found = read_standings(out)
     page.add(
         "## All tasks",
         _wide(steady(found.standing()), found),
-        "Intervals over problems, drawn within their task, and seeds; those of a variant with one seed are over problems alone: "
+        "Intervals over problems, within their task, and seeds; those of a variant with one seed are over problems alone: "
         "they say nothing of training it again.",
     )
     guessed = [task for task in found.tasks if task in GUESSED]
@@ -288,7 +291,7 @@ def against_part(page: Page, study: Study, out: Path) -> None:
         if not less:
             continue
         page.add(
-            f"### Less {reference}",
+            f"### Minus {reference}",
             _wide(less, found, "+"),
             "\n".join(f"- {_said(x, found.n)}" for x in less if x.task == found.tasks[-1]),
         )
@@ -300,7 +303,7 @@ def against_part(page: Page, study: Study, out: Path) -> None:
             )
 
 
-def _wide(rows: list[Standing], found: Drawn, sign: str = "") -> str:
+def _wide(rows: list[Standing], found: Standings, sign: str = "") -> str:
     by = {(x.variant, x.task): x for x in rows}
     head = ["variant", "seeds", *(f"{task} pass@{k}" for task in found.tasks for k in (1, found.n))]
     body = [
@@ -378,7 +381,7 @@ def perplexity_part(page: Page, limit: int, runs: dict[str, dict[str, dict[str, 
     page.add(
         "### Perplexity under the base",
         f"Of the first {limit} samples of each problem. The last columns: the share above a quantile of the base's own samples "
-        "on that task, less the base's share; 95% intervals over problems, paired.",
+        "on that task, minus the base's share; 95% intervals over problems, paired.",
         markdown(["run", "task", "samples", *quantiles, *(f"above the base's {q:.0%}" for q in TAILS)], body),
     )
     pooled = {
@@ -388,7 +391,7 @@ def perplexity_part(page: Page, limit: int, runs: dict[str, dict[str, dict[str, 
 
 
 def _heavier(own: dict[str, np.ndarray], base: dict[str, np.ndarray], q: float) -> Interval:
-    """The share of samples above the base's quantile less the base's own share."""
+    """The share of samples above the base's quantile minus the base's own share."""
     mark, both = np.quantile(np.concatenate([*base.values()]), q), [p for p in own if p in base]
     return steady(bootstrap_interval(np.array([(own[p] > mark).mean() - (base[p] > mark).mean() for p in both])))
 

@@ -12,7 +12,7 @@ import pytest
 from sage_rlvr.evaluate.counts import LENGTH, counts_of
 from sage_rlvr.models import write_whole
 from sage_rlvr.stats.intervals import Interval
-from sage_rlvr.study.against import MEAN, Standing, draw
+from sage_rlvr.study.against import MEAN, Standing, read_standings
 from sage_rlvr.study.distance import excesses, read_runs
 from sage_rlvr.study.frontier import Frontier, Point, frontiers, read_families
 from sage_rlvr.study.job import STATUS
@@ -200,7 +200,7 @@ def test_the_rules_speak_once_all_is_done_and_choose_as_written(tmp_path, script
     assert "Rule 2: the reference is `grpo_k1`." in page
     assert "Rule 3: of the guides the highest lower end has `sage`" in page
     assert re.search(r"Of all families.* the highest gain has `prize`", page)
-    arms = tables(page)[("variant", "pass@1 less grpo_k1's", "pass@8 less grpo_k1's", "better on both")]
+    arms = tables(page)[("variant", "pass@1 minus grpo_k1's", "pass@8 minus grpo_k1's", "better on both")]
     assert set(arms) == {v for v in variants if not v.startswith("grpo_k1")}
     plain = {p.variant: (p.x.mean(), p.y.mean()) for points in families.values() for p in points}
     for variant, row in arms.items():
@@ -218,7 +218,7 @@ def test_rule_3_takes_the_highest_lower_end_and_does_without_guides(tmp_path):
 
     def said(guide):
         gains = {"grpo_k3": None, "wild": Interval(0.05, -0.1, 0.2), "steady": Interval(0.02, 0.01, 0.03)}
-        found = {f: Frontier(f, {}, [], None, None, gain) for f, gain in gains.items()}
+        found = {f: Frontier(f, {}, [], None, None, gain, 5) for f, gain in gains.items()}
         variants = {f"{f}+beta0.1": {"guide": guide} for f in ("wild", "steady")}
         page = script["Page"]("search", tmp_path / "search")
         study = Study("search", variants=variants, evaluate={"tasks": ["t"]}, **PARTS)
@@ -240,7 +240,7 @@ def test_who_was_tried_at_fewer_settings_than_the_reference_is_not_ranked(tmp_pa
     families = {f: [Point(f"{f}+beta0.{i}", *flat) for i in range(1, n + 1)] for f, n in settings.items()}
     variants = {p.variant: {"guide": "branch"} for f in ("few", "as_many", "more") for p in families[f]}
     study = Study("search", variants=variants, evaluate={"tasks": ["t"]}, **PARTS)
-    found = {f: Frontier(f, {}, [], None, None, gain) for f, gain in gains.items()}
+    found = {f: Frontier(f, {}, [], None, None, gain, 5) for f, gain in gains.items()}
     page = script["Page"]("search", tmp_path / "search")
     script["rules_part"](page, study, families, {"grpo_k3": found}, 8)
     said = page.text[1]
@@ -286,7 +286,7 @@ def test_rule_4_tells_below_from_undecided_and_how_much_it_could_have_seen():
     script, families = runpy.run_path(str(SCRIPT)), {"a": [None, None], "one": [None]}
 
     def said(family, *gain):
-        return script["_verdict"](Frontier(family, {}, [], None, None, Interval(*gain)), families)
+        return script["_verdict"](Frontier(family, {}, [], None, None, Interval(*gain), 5), families)
 
     assert "`a` lies below the frontier, -0.030" in said("a", -0.03, -0.05, -0.01)
     assert "`one` has one setting" in said("one", 0.03, 0.01, 0.05)
@@ -321,7 +321,7 @@ def test_a_mean_is_told_without_the_task_that_guessing_solves(tmp_path, script, 
     for reference in ("base", "grpo"):
         part = real.split(f"### Less {reference}\n")[1].split("\n#")[0]
         said = part.split("The mean without knights-knaves, which guessing would solve in 8 samples:")[1]
-        less = draw(out).without("knights-knaves").less(reference)
+        less = read_standings(out).without("knights-knaves").less(reference)
         (want,) = (x for x in less if (x.task, x.variant) == (MEAN, "branch"))
         got = re.search(r"^- `branch`, mean of tasks: pass@1 (.*), pass@8 (.*): not judged", said, re.M)
         for cell, interval in zip(got.groups(), (want.pass_1, want.pass_n), strict=True):

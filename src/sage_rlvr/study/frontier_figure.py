@@ -9,7 +9,7 @@ import numpy as np
 from sage_rlvr.evaluate.counts import counts_of
 from sage_rlvr.metrics import pass_at_k
 from sage_rlvr.report.style import INK, MARK, Figure, legend, line, panels, save
-from sage_rlvr.study.frontier import Frontier, best
+from sage_rlvr.study.frontier import Frontier, in_order
 from sage_rlvr.study.matched import Matched
 from sage_rlvr.study.run import finished_runs
 
@@ -54,12 +54,9 @@ def draw_frontier(
 def _family(
     ax: Any, points: Sequence[Matched], colour: str, marker: str, beside: tuple[float, float], label: str
 ) -> None:
-    """Its points with their settings, and the line through those that no other one of it beats."""
-    x, y = (np.array([getattr(p, which).mean for p in points]) for which in ("pass_1", "pass_n"))
+    """Its points with their settings, and the line through them in that order."""
     _cross(ax, points, {"color": colour, "marker": marker, "ms": 3.5}, label)
-    keep = np.flatnonzero(best(x, y))
-    order = keep[np.argsort(x[keep])]
-    ax.plot(x[order], y[order], color=colour, lw=1.4)
+    ax.plot(*zip(*((p.pass_1.mean, p.pass_n.mean) for p in in_order(points))), color=colour, lw=1.4)
     for p in points:
         ax.annotate(_setting(p.variant), (p.pass_1.mean, p.pass_n.mean), beside, textcoords="offset points",
                     ha="left" if beside[0] > 0 else "right", fontsize=6, color=colour)  # fmt: skip

@@ -15,7 +15,7 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.models import write_whole
 from sage_rlvr.report.page import build_report
 from sage_rlvr.stats.intervals import Interval
-from sage_rlvr.study.against import draw
+from sage_rlvr.study.against import read_standings
 from sage_rlvr.study.distance import excesses, read_runs
 from sage_rlvr.study.distance_figure import draw_distance
 from sage_rlvr.study.frontier import frontiers, read_families
@@ -134,7 +134,9 @@ def show_table(out: str | Path, console: Console | None = None, reference: str |
     ks = sorted({k for r in rows for k in r.pass_at})
     tasks = list(dict.fromkeys(r.task for r in rows))
     about = f" on {tasks[0]}" if len(tasks) == 1 else ""
-    table = Table(title=f"{read_folder(out).name}{about}: 95% bootstrap intervals over problems, means over seeds")
+    table = Table(
+        title=f"{read_folder(out).name}{about}: means over seeds, 95% intervals over problems and, where there are several, seeds"
+    )
     for column in columns(ks)[bool(about) :]:
         table.add_column(column, justify="left" if column in ("task", "variant") else "right")
     for row in rows:
@@ -154,10 +156,10 @@ def show_table(out: str | Path, console: Console | None = None, reference: str |
 
 
 def _show_against(console: Console, out: Path, reference: str) -> None:
-    found = draw(out)
+    found = read_standings(out)
     less = found.less(reference)
     table = Table(
-        title=f"each variant less {reference}: 95% intervals over problems and, where there are several, seeds"
+        title=f"each variant minus {reference}: 95% intervals over problems and, where there are several, seeds"
     )
     for column in ("task", "variant", "seeds", "pass@1", f"pass@{found.n}", "verdict"):
         table.add_column(column, justify="left" if column in ("task", "variant", "verdict") else "right")
@@ -184,7 +186,7 @@ def show_frontier(out: str | Path, reference: str | None = None, task: str | Non
     for f in found:
         table.add_row(f.family, str(len(f.points)), ", ".join(f.on_it), _signed(f.height), _signed(f.gain))
     console.print(table)
-    table = Table(title=f"{task}: each point's pass@n less {against}'s frontier at the same pass@1")
+    table = Table(title=f"{task}: each point's pass@n minus {against}'s frontier at the same pass@1")
     for column in ("variant", "seeds", "pass@1", "pass@n", "gain"):
         table.add_column(column, justify="left" if column == "variant" else "right")
     for p in points:
@@ -206,7 +208,7 @@ def _show_distance(console: Console, out: Path, task: str, against: str, stem: P
     if not found:
         console.print(f"{against} has too few runs that log kl_ref for a curve over KL: no table at the same distance.")
         return
-    table = Table(title=f"{task}: pass@k less that of {against}'s curve at the same KL to the reference policy")
+    table = Table(title=f"{task}: pass@k minus that of {against}'s curve at the same KL to the reference policy")
     for column in ("family", "runs", *(f"pass@{k}" for k in found[0].above)):
         table.add_column(column, justify="left" if column == "family" else "right")
     for f in found:
