@@ -1,7 +1,7 @@
 """What docs/results.md says of the miniature world is what its records and scripts have."""
 
-import gzip
 import json
+import lzma
 import re
 import runpy
 import sys
@@ -180,7 +180,7 @@ def test_the_confirmation_is_told_as_its_page_has_it(tmp_path):
 def test_why_the_guides_change_nothing_is_what_the_logs_say():
     """Awake, weightless, and not held by the clamp: the numbers of rule 5, from the records."""
     logs = {}
-    with gzip.open(ROOT / "results" / "gpu" / "frontier" / RUNS_FILE, "rt", encoding="utf-8") as f:
+    with lzma.open(ROOT / "results" / "gpu" / "frontier" / RUNS_FILE, "rt", encoding="utf-8") as f:
         for record in map(json.loads, f):
             variant, _, seed = record.get("name", "").rpartition("-s")
             if seed and variant.endswith("beta0.1"):
@@ -218,7 +218,7 @@ def test_why_the_guides_change_nothing_is_what_the_logs_say():
 def test_coverage_was_not_paid_for_spelling():
     """A respelt right answer is longer than 8 tokens; many of them would show in the lengths."""
     lengths = {}
-    with gzip.open(ROOT / "results" / "gpu" / "frontier" / RUNS_FILE, "rt", encoding="utf-8") as f:
+    with lzma.open(ROOT / "results" / "gpu" / "frontier" / RUNS_FILE, "rt", encoding="utf-8") as f:
         for record in map(json.loads, f):
             family = record.get("name", "").partition("+")[0]
             if family in ("coverage", "grpo_k3"):
