@@ -14,7 +14,7 @@ import numpy as np
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.counts import TaskCounts, counts_of
 from sage_rlvr.metrics import pass_at_k
-from sage_rlvr.stats.intervals import FEWEST, Interval, crossed
+from sage_rlvr.stats.intervals import FEWEST, Estimate, Interval, crossed
 from sage_rlvr.study.plan import read_folder
 from sage_rlvr.study.run import finished_runs
 from sage_rlvr.study.table import common_problems
@@ -32,12 +32,14 @@ class Standing:
     seeds: int  # of two, the fewer
     pass_1: Interval
     pass_n: Interval
+    corrected: tuple[Interval, Interval] | None = None  # of a difference: both, for ``comparisons`` variants at once
+    comparisons: int = 1
 
     def verdict(self) -> str:
-        """Of a difference: on both numbers at once, or on none."""
+        """Of a difference: on both numbers at once, or on none; by intervals that hold for all judged variants (Bonferroni)."""
         if self.seeds < FEWEST:
             return f"not judged ({self.seeds} seed{'s' * (self.seeds > 1)} of {FEWEST})"
-        sides = [_side(x) for x in (self.pass_1, self.pass_n)]
+        sides = [_side(x) for x in self.corrected or (self.pass_1, self.pass_n)]
         if sides[0] == sides[1]:
             return {"above": "better on both", "below": "worse on both"}.get(sides[0], "no detectable difference")
         return f"not better on both: pass@1 {sides[0]}, pass@n {sides[1]}"
@@ -72,18 +74,27 @@ class Standings:
         return {v: grid.shape[1] for (_, v), grid in self.grids.items()}
 
     def standing(self) -> list[Standing]:
-        return [Standing(t, v, n, *self._intervals(t, v)) for t in self.tasks for v, n in self.seeds.items()]
+        return [
+            Standing(t, v, n, *(x.interval(within=(0.0, 1.0)) for x in self._estimates(t, v)))
+            for t in self.tasks
+            for v, n in self.seeds.items()
+        ]
 
     def less(self, reference: str) -> list[Standing]:
         """Every trained variant minus ``reference``; the base, which is not trained, has as many seeds as asked."""
         if reference not in self.seeds:
             raise UserError(f"no run of {reference} is finished; there are {', '.join(self.seeds)}.")
         fewest = {v: n if reference == "base" else min(n, self.seeds[reference]) for v, n in self.seeds.items()}
+        others = [v for v in self.seeds if v not in ("base", reference)]
+        judged = max(1, sum(fewest[v] >= FEWEST for v in others))
+        level = 1 - 0.05 / judged
         return [
-            Standing(t, v, fewest[v], *self._intervals(t, v, reference))
+            Standing(
+                t, v, fewest[v], one.interval(), many.interval(), (one.interval(level), many.interval(level)), judged
+            )
             for t in self.tasks
-            for v in self.seeds
-            if v not in ("base", reference)
+            for v in others
+            for one, many in [self._estimates(t, v, reference)]
         ]
 
     def without(self, *left_out: str) -> "Standings":
@@ -93,7 +104,7 @@ class Standings:
     def _own(self) -> list[str]:
         return [t for t in dict.fromkeys(task for task, _ in self.grids) if t not in self.left_out]
 
-    def _intervals(self, task: str, variant: str, reference: str | None = None) -> tuple[Interval, Interval]:
+    def _estimates(self, task: str, variant: str, reference: str | None = None) -> tuple[Estimate, Estimate]:
         """Of pass@1 and of pass@n; minus the reference's, where one is named."""
         tasks: Sequence[str] = self._own() if task == MEAN else [task]
         one, many = (
@@ -102,8 +113,7 @@ class Standings:
             )
             for i in (0, 1)
         )
-        within = (0.0, 1.0) if reference is None else None
-        return one.interval(within=within), many.interval(within=within)
+        return one, many
 
 
 def _signs(variant: str, reference: str | None) -> list[tuple[str, float]]:

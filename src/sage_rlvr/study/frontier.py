@@ -50,6 +50,10 @@ class Frontier:
     height: Interval | None
     gain: Interval | None  # height − the reference's over the same range, paired over problems
     seeds: int  # of the arm, of either family, that has the fewest
+    corrected: Interval | None = (
+        None  # the gain's, wide enough to hold for ``comparisons`` families at once (Bonferroni)
+    )
+    comparisons: int = 1
 
 
 def setting(variant: str) -> str | None:
@@ -110,10 +114,11 @@ def best(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.logical_not(beaten.any(-1))
 
 
-def frontiers(families: dict[str, list[Point]], reference: str) -> list[Frontier]:
+def frontiers(families: dict[str, list[Point]], reference: str, comparisons: int = 1) -> list[Frontier]:
+    """Every family against ``reference``. ``comparisons``: how many of them are judged."""
     if reference not in families:
         raise UserError(f"--reference {reference} is no family of this study; it has {', '.join(families)}.")
-    return [_frontier(name, families[name], families[reference], name == reference) for name in families]
+    return [_frontier(name, families[name], families[reference], name == reference, comparisons) for name in families]
 
 
 def means(points: Sequence[Point]) -> tuple[np.ndarray, np.ndarray]:
@@ -127,7 +132,7 @@ def _shared(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.maximum(low_a, low_b), np.minimum(high_a, high_b)
 
 
-def _frontier(name: str, points: list[Point], reference: list[Point], itself: bool) -> Frontier:
+def _frontier(name: str, points: list[Point], reference: list[Point], itself: bool, comparisons: int) -> Frontier:
     own, theirs = in_order(points), in_order(reference)
     size, arms = len(own), [p.table for p in (*own, *theirs)]
 
@@ -142,37 +147,62 @@ def _frontier(name: str, points: list[Point], reference: list[Point], itself: bo
     x, y = means(points)
     low, high = _shared(means(own)[0], means(theirs)[0])
     over = (float(low), float(high)) if high > low else None
+    more = linearised(gain, arms) if over and not itself else None
     return Frontier(
         name,
         {p.variant: (float(a), float(b)) for p, a, b in zip(points, x, y)},
         [p.variant for p, on in zip(points, best(x, y)) if on],
         over,
         linearised(height, arms).interval() if over else None,
-        linearised(gain, arms).interval() if over and not itself else None,
+        more.interval() if more else None,
         min(len(p.x) for p in (*points, *reference)),
+        more.interval(1 - 0.05 / comparisons) if more else None,
+        comparisons,
     )
 
 
 # ---- from a study's folder -----------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Planes:
+    """A study's counts on one task, cut to the problems that every finished run has whole: a plane at any k."""
+
+    problems: list[str]
+    n: int  # samples of each
+    base: np.ndarray | None  # (problems,) right of n by the base; None where it lacks one
+    runs: dict[str, dict[str, list[TaskCounts]]]  # family → variant → a seed each
+
+    def families(self, k: int | None = None, own: np.ndarray | None = None) -> dict[str, list[Point]]:
+        """family → its points, pass@1 and pass@k (default: n), over the problems with the indices ``own`` (default: all)."""
+        at = slice(None) if own is None else own
+        return {
+            family: [Point(v, _stack(runs, 1)[:, at], _stack(runs, k or self.n)[:, at]) for v, runs in arms.items()]
+            for family, arms in self.runs.items()
+        }
+
+
+def read_planes(out: str | Path, task: str) -> Planes:
+    study, done = read_folder(out), finished_runs(out)
+    counts = {run: c for run, folder in done.items() if (c := counts_of(folder).tasks.get(task)) is not None}
+    base = counts.pop("base", None)
+    if not counts:
+        raise UserError(f"{out}: no finished run has samples of {task}; the study evaluates {study.evaluate['tasks']}.")
+    keep = common_problems([*counts.values()])
+    runs: dict[str, dict[str, list[TaskCounts]]] = {}
+    for run, found in counts.items():
+        variant = study.variant_of(run)[0]
+        runs.setdefault(study.family_of(variant), {}).setdefault(variant, []).append(found.only(keep))
+    first = next(iter(counts.values()))
+    whole = base is not None and set(keep) <= set(base.problems)
+    return Planes(
+        keep, first.n * len(first.seeds), base.only(keep).rights if base is not None and whole else None, runs
+    )
+
+
 def read_families(out: str | Path, task: str, k: int | None = None) -> dict[str, list[Point]]:
     """family → its points; every variant by itself where the study sweeps nothing. ``k``: of pass@k (default: n)."""
-    study, done = read_folder(out), finished_runs(out)
-    runs: dict[str, list[TaskCounts]] = {}
-    for run, folder in done.items():
-        found = counts_of(folder).tasks.get(task)
-        if run != "base" and found is not None:
-            runs.setdefault(study.variant_of(run)[0], []).append(found)
-    if not runs:
-        raise UserError(f"{out}: no finished run has samples of {task}; the study evaluates {study.evaluate['tasks']}.")
-    keep = common_problems([c for counts in runs.values() for c in counts])
-    families: dict[str, list[Point]] = {}
-    for variant, counts in runs.items():
-        cut = [c.only(keep) for c in counts]
-        n = k or cut[0].n * len(cut[0].seeds)
-        families.setdefault(study.family_of(variant), []).append(Point(variant, _stack(cut, 1), _stack(cut, n)))
-    return families
+    return read_planes(out, task).families(k)
 
 
 def _stack(runs: list[TaskCounts], k: int) -> np.ndarray:

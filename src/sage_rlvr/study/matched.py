@@ -2,8 +2,8 @@
 
 This is what an arm with a single setting can be held to, and where on the frontier a family's gain lies. A point outside of the
 frontier's range is not judged, nor one that chance would put outside more than once in ten: a frontier's end is as unsure as the
-point. Near the end of a steep frontier, where a point is judged only if chance puts it inside, intervals hold 85 to 90 times in
-100, not 95; elsewhere they hold.
+point. Near the end of a steep frontier, where a point is judged only if chance puts it inside, the intervals that are given hold
+85 to 90 times in 100, not 95; elsewhere they hold. So a matched gain there decides nothing.
 
 And arm against arm, at one setting: better on both, or not. Intervals: ``stats.intervals``, over problems, which both sides
 share, and the seeds of each.
@@ -30,8 +30,8 @@ class Matched:
     gain: Interval | None  # pass@n − the reference frontier's at this pass@1; None (too often) outside of its range
 
 
-def matched(families: dict[str, list[Point]], reference: str) -> list[Matched]:
-    """Every point of every family."""
+def matched(families: dict[str, list[Point]], reference: str, level: float = 0.95) -> list[Matched]:
+    """Every point of every family. ``level``: of the gains."""
     line = in_order(families[reference])
     return [
         Matched(
@@ -41,14 +41,14 @@ def matched(families: dict[str, list[Point]], reference: str) -> list[Matched]:
             p.x.shape[1],
             crossed([p.x]).interval(within=(0, 1)),
             crossed([p.y]).interval(within=(0, 1)),
-            None if family == reference else _gain(p, line),
+            None if family == reference else _gain(p, line, level),
         )
         for family, points in families.items()
         for p in points
     ]
 
 
-def _gain(point: Point, line: list[Point]) -> Interval | None:
+def _gain(point: Point, line: list[Point], level: float) -> Interval | None:
     arms = [p.table for p in (point, *line)]
 
     def over(at: np.ndarray) -> np.ndarray:  # (..., arms, 2) → (...,)
@@ -64,7 +64,7 @@ def _gain(point: Point, line: list[Point]) -> Interval | None:
     for room in (linearised(from_left, arms), linearised(to_right, arms)):
         if room.mean < 0 or room.mean < ASTRAY * room.error:
             return None
-    return linearised(over, arms).interval()
+    return linearised(over, arms).interval(level)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from sage_rlvr.stats.intervals import Interval
 from sage_rlvr.study.against import read_standings
 from sage_rlvr.study.distance import excesses, read_runs
 from sage_rlvr.study.distance_figure import draw_distance
-from sage_rlvr.study.frontier import frontiers, read_families
+from sage_rlvr.study.frontier import frontiers, read_planes
 from sage_rlvr.study.frontier_figure import base_point, draw_frontier
+from sage_rlvr.study.guess import guess_line
 from sage_rlvr.study.matched import matched
 from sage_rlvr.study.plan import Study, load_study, read_folder
 from sage_rlvr.study.run import LOG, finished_runs, run_study, share_done, status_of
@@ -177,7 +178,8 @@ def show_frontier(out: str | Path, reference: str | None = None, task: str | Non
     out, console = Path(out), Console()
     first = read_folder(out).evaluate["tasks"][0]
     task = task or first
-    families = read_families(out, task)
+    planes = read_planes(out, task)
+    families = planes.families()
     against = reference or next(iter(families))
     found, points = frontiers(families, against), matched(families, against)
     table = Table(title=f"{task}: mean height of each frontier, pass@n over pass@1, where it and {against}'s both are")
@@ -194,7 +196,7 @@ def show_frontier(out: str | Path, reference: str | None = None, task: str | Non
     console.print(table)
     stem = out / ("frontier" if task == first else f"frontier-{task}")
     n, base = base_point(out, task)
-    draw_frontier(stem, points, found, against, n, base)
+    draw_frontier(stem, points, found, against, n, base, guess_line(task, planes.problems, n))
     write_whole(Path(f"{stem}.json"), json.dumps([asdict(f) for f in found], indent=1) + "\n")
     told = {"task": task, "reference": against, "n": n, "base": base, "points": [asdict(p) for p in points]}
     write_whole(Path(f"{stem}_points.json"), json.dumps(told, indent=1) + "\n")
