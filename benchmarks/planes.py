@@ -54,11 +54,14 @@ def frontier_part(page: Any, out: Path, task: str, whole: Study | None) -> None:
     one_setting(page, families, points, references, n)
     chosen = reference_of(found)
     if whole is not None and task == whole.evaluate["tasks"][0]:
-        strata_part(page, planes, references, asked)
-        rules_part(page, whole, families, found, n)
-        page.facts = {"n": n, "reference": chosen, "found": found[chosen], "judged": asked, "base": base}
-        page.facts |= {"points": points[chosen], "control": CONTROL in families}
-        page.facts |= {"guess": guess_line(task, planes.problems, n), "runs": runs_of(planes)}
+        page.facts |= {"n": n, "found": found[chosen], "judged": asked, "base": base, "points": points[chosen]}
+        page.facts |= {
+            "guess": guess_line(task, planes.problems, n),
+            "runs": runs_of(planes),
+            "control": CONTROL in families,
+        }
+        page.facts |= {"room": strata_part(page, planes, references, asked, chosen), "room_of": _room(planes)}
+        page.facts["told"] = rules_part(page, whole, families, found, n)
     drawn = [*points[chosen].values()], [*found[chosen].values()]
     guess = steady(guess_line(task, planes.problems, n))
     page.show(draw_frontier(f"{page.stem}-{task}-{chosen}.svg", *drawn, chosen, n, base, guess))
@@ -113,22 +116,31 @@ def one_setting(page: Any, families: Families, points: dict[str, Any], reference
         )
 
 
-def strata_part(page: Any, planes: Planes, references: list[str], asked: list[str]) -> None:
-    """Gains where the base had room and where it had none: by the base's counts alone, never by an arm's."""
+def _room(planes: Planes) -> str:
+    return f"base right ≤ {round(ROOM * planes.n)} of {planes.n}"
+
+
+def strata_part(
+    page: Any, planes: Planes, references: list[str], asked: list[str], chosen: str
+) -> dict[str, Interval | None]:
+    """Gains where the base had room and where it had none: by the base's counts alone, never by an arm's. Answers those with
+    room, at n, over the reference that was ``chosen``."""
     if planes.base is None or planes.n <= max(KS):
-        return
+        return {}
     base, room = planes.base, round(ROOM * planes.n)
+    with_room = dict[str, Interval | None]()
     strata = {
         f"without the base's easiest {EASIEST:.0%}": np.argsort(base, kind="stable")[
             : round((1 - EASIEST) * base.size)
         ],
-        f"base right ≤ {room} of {planes.n}": np.flatnonzero(base <= room),
+        _room(planes): np.flatnonzero(base <= room),
         f"base right > {room} of {planes.n}": np.flatnonzero(base > room),
     }
     body, ks = [], (*KS, planes.n)
     for name, own in strata.items():
         if own.size > 1:
             at = {(r, k): _gains(planes.families(k, own), r) for r in references for k in ks}
+            with_room = at[chosen, planes.n] if name == _room(planes) else with_room
             body += [
                 [f"{name} ({own.size})", f, *(shown(at[r, k][f], sign="+") for r in references for k in ks)]
                 for f in asked
@@ -139,10 +151,11 @@ def strata_part(page: Any, planes: Planes, references: list[str], asked: list[st
         "Problems are sorted by the base's right answers; gains at the same pass@1 as above.",
         markdown(["problems", "family", *(f"pass@{k} over {r}" for r in references for k in ks)], body),
     )
+    return with_room
 
 
-def rules_part(page: Any, study: Study, families: Families, found: dict[str, dict[str, Frontier]], n: int) -> None:
-    """What the protocol's rules say of a study that is done: 2 and 3 of a search, 4 of a confirmation."""
+def rules_part(page: Any, study: Study, families: Families, found: dict[str, dict[str, Frontier]], n: int) -> list[str]:
+    """What the protocol's rules say of a study that is done: 2 and 3 of a search, 4 of a confirmation. Answers the sentences."""
     reference = reference_of(found)
     gains = {name: f.gain for name, f in found[reference].items() if f.gain is not None}
     if reference == REFERENCES[0]:
@@ -172,7 +185,7 @@ def rules_part(page: Any, study: Study, families: Families, found: dict[str, dic
         count = found[reference][next(iter(others), reference)].comparisons
         told.append(
             f"- Corrected for {count} families (Bonferroni), {', '.join(f'`{x}`' for x in above) or 'no family'} has an interval "
-            "above 0." + " Not claimed: this study has no low-rate control." * (CONTROL not in families)
+            "above 0." + " This study has no low-rate control: nothing is claimed." * (CONTROL not in families)
         )
     both = steady(pairs(families, reference))
     page.add(
@@ -188,6 +201,7 @@ def rules_part(page: Any, study: Study, families: Families, found: dict[str, dic
             ],
         ),
     )
+    return told
 
 
 def _verdict(f: Frontier, families: Families) -> str:

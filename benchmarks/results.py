@@ -3,7 +3,8 @@
     python benchmarks/results.py            # make results
     python benchmarks/results.py --check    # writes nothing; 1 and the names of the files that are not as it would write them
 
-The same records give the same bytes. Both folders are this script's own: a page or figure that no records make is removed.
+The same records give the same bytes. Both folders are this script's own: a page or figure that no records make is removed. The
+blocks of docs/evidence that say so are made too (evidence.py); planes.py has the part about pass@1 and pass@k.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from evidence import evidence_pages, verdict_figure
 from planes import REFERENCES, frontier_part
 from steady import same, steady, steady_names
 
@@ -71,7 +73,9 @@ def study_page(records: Path, work: Path) -> Page:
     unpack([records], out)
     study, rows = read_folder(out), steady(study_rows(out))
     done = len(finished_runs(out))
-    page.add(f"# Study {study.name}", overview(study, rows, done, records / "sessions.json"))
+    sessions = json.loads((records / "sessions.json").read_text(encoding="utf-8"))
+    page.facts |= {"done": (done, len(study.runs())), "gpu_minutes": _on_gpus(sessions)}
+    page.add(f"# Study {study.name}", overview(study, rows, done, sessions))
     if unseen := done < len(study.runs()) and REFERENCES[0] in map(study.family_of, study.variants):
         page.add("A confirmation is looked at once: until all runs are done, the numbers of its arms are not shown.")
         rows = [row for row in rows if row.variant == "base"]
@@ -97,14 +101,14 @@ def study_page(records: Path, work: Path) -> Page:
     return page
 
 
-def overview(study: Study, rows: list[Row], done: int, sessions: Path) -> str:
+def overview(study: Study, rows: list[Row], done: int, pieces: list[dict[str, Any]]) -> str:
     sizes = {row.task: f"{row.task} {row.problems} (n = {max(row.pass_at)})" for row in rows}
     lines = [
         f"- Runs: {done} of {len(study.runs())} done: the base, and {len(study.variants)} variants at seeds "
         f"{', '.join(map(str, study.seeds))}{_own_seeds(study)}.",
         f"- Problems, and samples of each: {', '.join(sizes.values())}.",
     ]
-    pieces, alike = json.loads(sessions.read_text(encoding="utf-8")), defaultdict[str, list[dict[str, Any]]](list)
+    alike = defaultdict[str, list[dict[str, Any]]](list)
     lines.append(f"- Cost: {_cost(pieces)}, by machine:")
     for p in pieces:  # by machine and versions
         versions = {"sage-rlvr": p["release"], **p["libraries"]}
@@ -122,6 +126,10 @@ def _own_seeds(study: Study) -> str:
 
 def _cost(sessions: list[dict[str, Any]]) -> str:
     return f"{_minutes(sessions)} minutes of wall time in {len(sessions)} session{'s' * (len(sessions) > 1)}"
+
+
+def _on_gpus(sessions: list[dict[str, Any]]) -> float:
+    return sum(s["wall_s"] for s in sessions if "NVIDIA" in s["machine"]) / 60
 
 
 def _minutes(sessions: list[dict[str, Any]]) -> str:
@@ -183,10 +191,14 @@ def against_part(page: Page, study: Study, out: Path) -> None:
         less = steady(found.less(reference))
         if not less:
             continue
+        if reference == PLAIN:
+            mean = [x for x in steady(found.standing()) if x.task == MEAN]
+            page.facts |= {"arms": mean, "less": [x for x in less if x.task == MEAN], "n": found.n}
         page.add(
             f"### Minus {reference}",
             _wide(less, found, "+"),
-            f"Verdicts are corrected for {less[0].comparisons} judged variant{'s' * (less[0].comparisons > 1)} (Bonferroni).",
+            *[f"Verdicts are corrected for {less[0].comparisons} judged variants (Bonferroni)."]
+            * (less[0].comparisons > 1),
             "\n".join(f"- {_said(x, found.n)}" for x in less if x.task == found.tasks[-1]),
         )
         if guessed:
@@ -253,8 +265,8 @@ def patterns_part(page: Page, runs: dict[str, dict[str, dict[str, Any]]]) -> Non
         body.append([run, task, str(t.problems), str(t.solutions), *shares])
     page.add(
         "### Patterns",
-        "Share of a problem's right solutions that show the pattern, mean over the problems that have one "
-        "([what they are](../analysis.md)); 95% intervals over problems.",
+        "Share of a problem's right solutions that show the pattern, mean over the problems that have one; "
+        "95% intervals over problems.",
         markdown(["run", "task", "problems", "right", *names], body),
     )
     solved = {run: {task: t for task, t in by.items() if t.problems} for run, by in found.items()}
@@ -305,8 +317,7 @@ def support_part(page: Page, out: Path, task: str) -> None:
         body = [[r["variant"], str(r["seeds"]), *(_spread(r[x], r[f"{x}_std"]) for x in RATIOS)] for r in rows]
         page.add(
             f"### {task}: support",
-            f"Against the base at budget {rows[0]['budget']}: means over seeds ± their standard deviation "
-            "([what they are](../analysis.md)).",
+            f"Against the base at budget {rows[0]['budget']}: means over seeds ± their standard deviation.",
             markdown(["variant", "seeds", *RATIOS], body),
         )
 
@@ -337,19 +348,25 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing, name the files that differ")
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1], help="of the repository")
     args = parser.parse_args()
-    root, made = args.root, dict[Path, bytes]()
+    root, made, facts = args.root, dict[Path, bytes](), dict[str, dict[str, Any]]()
     sources = sorted(root.glob(f"results/gpu/*/{RUNS}"))
     if not sources:
         print(f"{root / 'results' / 'gpu'} holds no records of a study yet, so there is no page to make.")
         return 0
     for source in sources:
         with TemporaryDirectory() as work:
-            made |= study_page(source.parent, Path(work)).files()
+            page = study_page(source.parent, Path(work))
+            made |= page.files()
+            facts[page.name] = page.facts
+    with TemporaryDirectory() as work:
+        if figure := verdict_figure(Path(work, "figure"), facts):
+            made[FIGURES / figure.files[0].name] = steady_names(figure.files[0].read_bytes())
+    made |= evidence_pages(root, facts)
     there = {f.relative_to(root) for f in [*(root / PAGES).glob("*.[mh]*"), *(root / FIGURES).glob("*.svg")]}
     differ = [
         path
         for path, content in made.items()
-        if path not in there or not same(path, (root / path).read_bytes(), content)
+        if not (root / path).is_file() or not same(path, (root / path).read_bytes(), content)
     ]
     extra = sorted(there - set(made))
     if args.check:

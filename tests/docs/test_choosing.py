@@ -41,7 +41,7 @@ def test_there_is_a_block_and_a_verdict_for_each_wish():
         assert part.count("```yaml") == 1, part[:60]
         assert re.search(r"^\*(Measured|Only published)\*", part, re.M), part[:60]
         if "*Measured*" in part:
-            assert re.search(r"\]\(results(/\w+)?\.md", part), part[:60]
+            assert re.search(r"\]\((results|evidence)/\w+\.md", part), part[:60]
         if "*Only published*" in part:
             assert "https://arxiv.org/abs/" in part, part[:60]
     assert "low_rate" in parts[-1]

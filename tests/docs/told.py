@@ -1,4 +1,4 @@
-"""docs/results.md as tests read it."""
+"""docs/evidence/notebook.md as tests read it."""
 
 import re
 from pathlib import Path

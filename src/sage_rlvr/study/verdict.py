@@ -48,11 +48,11 @@ def verdict(f: Frontier, settings: int, control: OverControl | None) -> str:
         return "shares no range of pass@1 with the reference and is not judged"
     gain = shown(f.gain, 4 if abs(f.gain.low) < 0.0005 else 3, "+") + _all_at_once(f)
     if f.corrected.high < 0:
-        return f"lies below the frontier, {gain}"
+        return f"{gain}; it lies below the frontier"
     if f.gain.low <= 0:
         size = f"{detectable(f.gain):.3f}"
-        return f"no detectable difference, {gain}; minimum detectable effect (80% power) {size}"
-    return f"{_claim(f.corrected, control)}, {gain}"
+        return f"{gain}; no detectable difference, minimum detectable effect (80% power) {size}"
+    return f"{gain}; {_claim(f.corrected, control)}"
 
 
 def _all_at_once(f: Frontier) -> str:
