@@ -112,7 +112,7 @@ BLOCKS = {"families": families, "verdicts": verdicts, "states": states, "real_mo
 def verdict_figure(stem: Path, facts: Facts) -> Figure | None:
     """The confirmation's plane, one panel: GRPO's β under two estimators, the two arms that were confirmed, base and guessing."""
     confirm = facts.get("confirm", {})
-    if "points" not in confirm:
+    if confirm.get("guess") is None or confirm["base"] is None:
         return None
     drawn = {"reference": (GREY, "-"), "grpo_k3": (GREY, "--"), "winner": (INK[0], "-"), "best": (INK[1], "-")}
     with panels(1, width=6.4, height=4.2) as (figure, axes):
