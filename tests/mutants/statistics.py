@@ -151,6 +151,12 @@ MUTANTS = [
             "test_better_means_both_numbers_and_three_seeds",
         ),
         (
+            "five variants at 95% each",
+            "level = 1 - 0.05 / judged",
+            "level = 0.95",
+            "test_several_variants_are_judged_by_wider_intervals",
+        ),
+        (
             "a difference has the seeds of the variant, not of the fewer",
             "min(n, self.seeds[reference])",
             "n",
@@ -161,6 +167,28 @@ MUTANTS = [
             "DETECTED = 1 + 0.84 / 1.96",
             "DETECTED = 1.0",
             "test_a_difference_of_that_size_is_found_four_times_in_five",
+        ),
+    ),
+    *within(
+        "study/verdict.py",
+        "tests/study/test_verdict.py",
+        (
+            "a study without the low-rate control claims a winner",
+            "    if control is None:\n        return NO_CONTROL\n",
+            '    if control is None:\n        return "moves the frontier"\n',
+            "test_an_interval_above_0_is_no_claim_without_the_low_rate_control",
+        ),
+        (
+            "a gain that the low rate has too is claimed",
+            "    if control.gain.low <= 0:",
+            "    if control.gain.low <= -9:",
+            "test_a_claim_needs_a_gain_over_the_control_too",
+        ),
+        (
+            "many families are judged at 95% each",
+            "    if corrected.low <= 0:",
+            "    if corrected.low <= -9:",
+            "test_many_families_at_once_need_more",
         ),
     ),
     *within(

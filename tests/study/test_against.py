@@ -133,6 +133,21 @@ def test_better_means_both_numbers_and_three_seeds(seeds, one, many, said):
     assert Standing("t", "branch", seeds, one, many).verdict() == said
 
 
+def test_several_variants_are_judged_by_wider_intervals():
+    """Three judged variants: each verdict is by 1 − .05/3, while the table has 95%."""
+    rng = np.random.default_rng(0)
+    grids = {("t", v): np.stack([rng.random((3, 40))] * 2) for v in ("grpo", "a", "b", "c")}
+    found = Standings(64, grids).less("grpo")
+    assert {x.comparisons for x in found} == {3}
+    for x in found:
+        difference = crossed([grids["t", x.variant][0], -grids["t", "grpo"][0]])
+        assert (x.pass_1, x.corrected[0]) == (difference.interval(), difference.interval(1 - 0.05 / 3))
+        assert x.corrected[0].low < x.pass_1.low
+    up, unsure = (UP, UP), (UP, UNSURE)
+    assert Standing("t", "a", 3, UP, UP, up, 3).verdict() == "better on both"
+    assert Standing("t", "a", 3, UP, UP, unsure, 3).verdict().startswith("not better on both")
+
+
 def test_a_difference_of_that_size_is_found_four_times_in_five():
     found = np.random.default_rng(0).normal(detectable(Interval(0, -1, 1)), 1 / 1.96, 100_000) > 1
     assert found.mean() == pytest.approx(0.8, abs=0.01)
