@@ -90,7 +90,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-# what the third attempt's rate and batch are chosen by (docs/results.md): no guide in any
+# what the third attempt's rate and batch are chosen by (docs/evidence/notebook.md): no guide in any
 WIDE = {"per_device_train_batch_size": 1536, **STILL}  # 96 problems × 16
 RUNS |= {
     "rate_768_5e-5": (STUDY, {"learning_rate": 5e-5, **STILL}),

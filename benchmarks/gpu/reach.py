@@ -1,4 +1,4 @@
-"""Which training problems a study's base solves now and then, for its ``within_reach`` (docs/results.md).
+"""Which training problems a study's base solves now and then, for its ``within_reach`` (docs/evidence/notebook.md).
 
     python benchmarks/gpu/reach.py --study qwen1.5b --out runs/reach --to results/gpu/qwen1.5b/reach.json
 

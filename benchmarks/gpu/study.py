@@ -1,4 +1,4 @@
-"""A study on one GPU, several runs side by side, in pieces as long as a machine can be had (docs/results.md).
+"""A study on one GPU, several runs side by side, in pieces as long as a machine can be had (docs/evidence/notebook.md).
 
     python benchmarks/gpu/study.py run --study frontier --records results/gpu/frontier --jobs 16 --minutes 9
     python benchmarks/gpu/study.py run ... --only '*-s0'            # a piece of it

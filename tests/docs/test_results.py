@@ -1,18 +1,14 @@
-"""What docs/results.md says of the miniature world is what its records and scripts have."""
+"""What docs/evidence/notebook.md says of the miniature world is what its records and scripts have."""
 
-import gzip
 import json
-import re
+import lzma
 import runpy
 import sys
-from statistics import NormalDist
 
 import numpy as np
 
 from sage_rlvr.anchor.guides import guide_class
 from sage_rlvr.evaluate.results import results
-from sage_rlvr.study.against import detectable
-from sage_rlvr.study.distance import like_for_like, read_runs
 from sage_rlvr.study.plan import load_study
 from sage_rlvr.study.records import RUNS as RUNS_FILE
 from sage_rlvr.study.records import unpack
@@ -114,73 +110,10 @@ def test_rule_1_at_seed_0(tmp_path):
     assert strong[0] < without[0]
 
 
-INTERVAL = re.compile(r"[+−]\.\d{3} \[[+−]\.\d{3}, [+−]\.\d{3}\]")
-
-
-def numbers(name):
-    """A generated page in the spelling of docs/results.md: no leading zeros, a true minus."""
-    return (ROOT / "docs" / "results" / f"{name}.md").read_text(encoding="utf-8").replace("0.", ".").replace("-.", "−.")
-
-
-def table(page, head):
-    lines = page.split(head, 1)[1].splitlines()[2:]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return {row[0]: row[1:] for row in cells[: [row[0] for row in cells].index("")]}
-
-
-def test_the_search_is_told_as_its_page_has_it():
-    """The table of families, and each interval in the text below it, digit for digit but for leading zeros."""
-    page = numbers("frontier").split("## countdown-ltr-far")[0]
-    gains, above = table(page, "| family | points | gain"), table(page, "| family | curve of")
-    shown = {label.strip("`"): cells for label, *cells in rows_under("family | gain in pass@256 over")}
-    assert set(shown) == {family for family in gains if not family.startswith("grpo_")}
-    for family, (gain, *excess) in shown.items():
-        assert gain == gains[family][2].split(" on ")[0], family
-        assert excess == [above[family][i] for i in (3, 4, 6)], family
-    said = PAGE.split("By the rules:")[1].split("### Confirmation")[0]
-    assert len(INTERVAL.findall(said)) > 4
-    assert [x for x in INTERVAL.findall(said) if x not in page] == []
-    guides = {f: gains[f][2] for f in shown if f.startswith(("branch", "tempered", "verified"))}
-    assert len(guides) == 10
-    sizes = {f: 1.43 * (high + low) / 2 for f, g in guides.items() for low, high in [_ends(g)]}
-    smallest, largest = min(sizes, key=sizes.get), max(sizes, key=sizes.get)
-    assert f"A gain of {short(sizes[smallest])} (`{smallest}`) to {short(sizes[largest])} (`{largest}`)" in said
-
-
-def test_the_confirmation_is_told_as_its_page_has_it(tmp_path):
-    """Its table, the verdicts of rule 4, each interval in the text and in the README, and what is said of all eight at once."""
-    page, said = numbers("confirm"), PAGE.split("### Confirmation")[1].split("## 2. A real model")[0]
-    gains, above = table(page, "| family | points | gain"), table(page, "| family | curve of")
-    shown = {label.strip("`"): cells for label, *cells in rows_under("confirmed | gain in pass@256 over")}
-    assert list(shown) == ["winner", "best"]
-    for family, (gain, *excess) in shown.items():
-        assert [gain, *excess] == [gains[family][1].split(" on ")[0], *above[family][3:]], family
-    rule = dict(re.findall(r"Rule 4: `(\w+)`: (no detectable difference, .*? four times in five)", page))
-    for family, name in (("winner", "verified_own_k1"), ("best", "rarity")):
-        assert f"`{name}`: {rule[family]}" in said.replace("**", "")
-    at_both = [row for row in table(page, "| variant | pass@1 less reference's").values() if row[2] != "no"]
-    assert at_both == []
-    assert "Neither is better on both numbers at any β" in said
-    readme = (ROOT / "README.md").read_text(encoding="utf-8").split("Its confirmation (")[1].split("The real model")[0]
-    for text, least in ((said, 12), (readme, 4)):
-        quoted = INTERVAL.findall(text)
-        assert len(quoted) >= least
-        assert [x for x in quoted if x not in page] == []
-
-    unpack([ROOT / "results" / "gpu" / "confirm"], tmp_path)
-    measured = like_for_like(read_runs(tmp_path, "countdown-ltr-fresh"), ["reference", "grpo_k3", "grpo_k1"])
-    every = {(e.family, k): x for e in measured for k, x in e.above.items()}
-    wider = NormalDist().inv_cdf(1 - 0.025 / len(every)) / NormalDist().inv_cdf(1 - 0.025)
-    still = {key for key, x in every.items() if x.low < x.mean and x.mean - wider * (x.mean - x.low) > 0}
-    assert still == {("winner", 16), ("winner", 64), ("best", 16), ("best", 64), ("best", 256)}
-    assert "five of the eight intervals" in said
-    assert f"differences of {' and '.join(short(detectable(every[f, 1])) for f in shown)} would" in said
-
-
 def test_why_the_guides_change_nothing_is_what_the_logs_say():
     """Awake, weightless, and not held by the clamp: the numbers of rule 5, from the records."""
     logs = {}
-    with gzip.open(ROOT / "results" / "gpu" / "frontier" / RUNS_FILE, "rt", encoding="utf-8") as f:
+    with lzma.open(ROOT / "results" / "gpu" / "frontier" / RUNS_FILE, "rt", encoding="utf-8") as f:
         for record in map(json.loads, f):
             variant, _, seed = record.get("name", "").rpartition("-s")
             if seed and variant.endswith("beta0.1"):
@@ -189,7 +122,7 @@ def test_why_the_guides_change_nothing_is_what_the_logs_say():
     def last(family, name):
         return np.mean([[e[name] for e in log if name in e][-1] for log in logs[family]])
 
-    said = PAGE.split("**Rule 5, why")[1].split("What else is on the page")[0]
+    said = PAGE.split("**Rule 5, why")[1].split("### Confirmation")[0]
     awake = [
         f"{last(f, 'sage/active'):.0%} {how}(`{f}`)"
         for f, how in (("branch_k3", "of the tokens "), ("tempered_k3plus", ""))
@@ -218,7 +151,7 @@ def test_why_the_guides_change_nothing_is_what_the_logs_say():
 def test_coverage_was_not_paid_for_spelling():
     """A respelt right answer is longer than 8 tokens; many of them would show in the lengths."""
     lengths = {}
-    with gzip.open(ROOT / "results" / "gpu" / "frontier" / RUNS_FILE, "rt", encoding="utf-8") as f:
+    with lzma.open(ROOT / "results" / "gpu" / "frontier" / RUNS_FILE, "rt", encoding="utf-8") as f:
         for record in map(json.loads, f):
             family = record.get("name", "").partition("+")[0]
             if family in ("coverage", "grpo_k3"):
@@ -232,12 +165,6 @@ def test_coverage_was_not_paid_for_spelling():
         f"{most['coverage']} in any of their {sum(map(len, runs))} log lines (GRPO's, k3, the same six β: "
         f"{ends['grpo_k3']} and {most['grpo_k3']})"
     ) in PAGE
-
-
-def _ends(gain):
-    """How far an interval reaches below and above 0."""
-    low, high = re.search(r"\[(\S+), (\S+)\]", gain.replace("−", "-")).groups()
-    return -float(low), float(high)
 
 
 def test_no_published_run_had_a_quantile_of_less_than_its_rollout_batch():

@@ -1,12 +1,11 @@
-"""docs/results.md as tests read it."""
+"""docs/evidence/notebook.md as tests read it."""
 
-import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "evidence" / "notebook.md").read_text(encoding="utf-8")
 RECORD = ROOT / "results" / "gpu" / "bases.json"
 needs_records = pytest.mark.skipif(not RECORD.is_file(), reason="the measured results are not shipped with the package")
 
@@ -20,13 +19,3 @@ def rows_under(title):
 
 def short(number, digits=3):
     return f"{number:.{digits}f}".removeprefix("0")
-
-
-def ends(said):
-    """Of the interval in "−.004 [−.013, +.004]"."""
-    return [float(x.replace("−", "-")) for x in said.split("[")[1].rstrip("]").split(", ")]
-
-
-def as_told(cell):
-    """A number of a generated page as the text has it: .5 for 0.5, and a real minus."""
-    return re.sub(r"\b0\.", ".", cell.strip()).replace("-", "−")

@@ -117,10 +117,10 @@ MUTANTS = [
             "test_best_is_what_nothing_beats",
         ),
         (
-            "the line runs through beaten points",
-            "    keep = best(x, y)\n    order",
-            "    keep = np.ones(x.shape, bool)\n    order",
-            "test_the_frontier_is_straight_between_its_points",
+            "a fold adds what it should take away",
+            "- np.where(below, value, 0.0)",
+            "+ np.where(below, value, 0.0)",
+            "test_a_fold_takes_away_what_it_added",
         ),
         (
             "heights are taken where one of the two has no frontier",
@@ -129,39 +129,15 @@ MUTANTS = [
             "test_the_area_of_a_trapezium",
         ),
         (
-            "problems are drawn for each point by itself",
-            "            rows = shares(rng, p.x.shape[0], draws)",
-            "            rows, weights = shares(rng, p.x.shape[0], draws), shares(rng, problems, draws)",
-            "test_the_interval_is_no_wider_than_it_must_be",
-        ),
-        (
-            "seeds are not drawn",
-            "            rows = shares(rng, p.x.shape[0], draws)",
-            "            rows = np.full((draws, p.x.shape[0]), 1 / p.x.shape[0])",
-            f"{DRAWN}::test_an_interval_is_over_seeds_too",
-        ),
-        (
-            "95% intervals leave out 5% on each side",
-            "np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])",
-            "np.quantile(draws, [1 - level, level])",
-            f"{DRAWN}::test_an_interval_is_over_seeds_too",
+            "arms are joined as they are listed",
+            "    if any(len(n) != 1 for n in numbers):",
+            "    if True:",
+            "test_arms_are_joined_in_the_order_of_their_setting",
         ),
     ),
     *within(
         "study/against.py",
         "tests/study/test_against.py",
-        (
-            "three seeds spread as n, not n − 1",
-            "return (seeds / (seeds - 1)) ** 0.5 * t / z",
-            "return t / z",
-            "test_problems_are_paired_and_a_seed_is_one_model_on_all_tasks",
-        ),
-        (
-            "Student's freedom counts every seed",
-            "z, f = 1.96, 2 * (seeds - 1)",
-            "z, f = 1.96, 20 * seeds",
-            "test_problems_are_paired_and_a_seed_is_one_model_on_all_tasks",
-        ),
         (
             "two seeds are judged",
             "if self.seeds < FEWEST:",
@@ -175,11 +151,10 @@ MUTANTS = [
             "test_better_means_both_numbers_and_three_seeds",
         ),
         (
-            "a seed is another model on every task",
-            "again[task, v] = np.stack([((rows @ grid)",
-            "rows = 1 / count + _wider(count) * (shares(rng, count, draws) - 1 / count)\n"
-            "            again[task, v] = np.stack([((rows @ grid)",
-            "test_problems_are_paired_and_a_seed_is_one_model_on_all_tasks",
+            "five variants at 95% each",
+            "level = 1 - 0.05 / judged",
+            "level = 0.95",
+            "test_several_variants_are_judged_by_wider_intervals",
         ),
         (
             "a difference has the seeds of the variant, not of the fewer",
@@ -195,31 +170,47 @@ MUTANTS = [
         ),
     ),
     *within(
+        "study/verdict.py",
+        "tests/study/test_verdict.py",
+        (
+            "a study without the low-rate control claims a winner",
+            "    if control is None:\n        return NO_CONTROL\n",
+            '    if control is None:\n        return "moves the frontier"\n',
+            "test_an_interval_above_0_is_no_claim_without_the_low_rate_control",
+        ),
+        (
+            "a gain that the low rate has too is claimed",
+            "    if control.gain.low <= 0:",
+            "    if control.gain.low <= -9:",
+            "test_a_claim_needs_a_gain_over_the_control_too",
+        ),
+        (
+            "many families are judged at 95% each",
+            "    if corrected.low <= 0:",
+            "    if corrected.low <= -9:",
+            "test_many_families_at_once_need_more",
+        ),
+    ),
+    *within(
         "study/matched.py",
         "tests/study/test_matched.py",
         (
-            "points that draws put outside of the frontier are judged",
-            "astray[j] > ASTRAY",
-            "astray[j] > 1",
+            "points that chance puts outside of the frontier are judged",
+            "room.mean < ASTRAY * room.error",
+            "room.mean < -1",
             "test_a_point_that_draws_put_outside_of_the_frontier_is_not_judged",
+        ),
+        (
+            "two seeds are better",
+            "self.seeds >= FEWEST and ",
+            "",
+            "test_arm_against_arm_at_the_same_setting",
         ),
         (
             "six settings at 95% each",
             "level = 1 - 0.05 / len(points)",
             "level = 0.95",
             "test_arm_against_arm_at_the_same_setting",
-        ),
-        (
-            "an arm is held to another setting's",
-            "own[:, i] - other[:, j]",
-            "own[:, i] - other[:, i]",
-            f"{DRAWN}::test_arms_are_met_by_their_setting_not_by_their_place",
-        ),
-        (
-            "the frontier is taken as known",
-            "gains, astray = ys - frontier_at(*frontier, inside)",
-            "gains, astray = ys - frontier_at(*against, plain[0])",
-            "test_the_interval_is_over_seeds_and_problems",
         ),
         (
             "better on one is better on both",
@@ -248,18 +239,6 @@ MUTANTS = [
             "<= DEGREE + 1:",
             "<= DEGREE:",
             "test_too_few_references_are_no_curve",
-        ),
-        (
-            "seeds that were not drawn weigh all the same",
-            "above = (y - curve @ design.T) * times",
-            "above = y - curve @ design.T",
-            f"{DRAWN}::test_a_run_weighs_as_often_as_it_was_drawn",
-        ),
-        (
-            "the family is on its own curve",
-            "x, w = design[own], times[:, own]",
-            "own = own | True\n    x, w = design[own], times[:, own]",
-            "test_the_curve_is_numpys_fit_through_the_references_alone",
         ),
         (
             "the KL of the first fifth of training",

@@ -7,8 +7,8 @@ import pytest
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.models import write_whole
-from sage_rlvr.stats.intervals import Interval
-from sage_rlvr.study.against import FEWEST, MEAN, Standing, detectable, draw, resampled
+from sage_rlvr.stats.intervals import FEWEST, Interval, crossed
+from sage_rlvr.study.against import MEAN, Standing, Standings, detectable, read_standings
 from sage_rlvr.study.job import STATUS
 from sage_rlvr.study.plan import Study, open_folder
 from tests.evaluate.runs import make_run
@@ -37,7 +37,7 @@ def test_means_and_differences_by_hand(tmp_path):
         "grpo": [{"t": [0, 8], "u": [2, 2, 8]}],
         "branch": [{"t": [4, 8], "u": [0, 4, 8]}, {"t": [0, 8], "u": [0, 0, 8]}],
     }
-    found = draw(study_of(tmp_path, rights, [0, 1]), draws=50)
+    found = read_standings(study_of(tmp_path, rights, [0, 1]))
     means = {(x.task, x.variant): (x.pass_1.mean, x.pass_n.mean, x.seeds) for x in found.standing()}
     assert means["t", "base"] == (0.5, 0.5, 1)
     assert means["u", "grpo"] == pytest.approx((0.5, 1.0, 1))
@@ -54,21 +54,19 @@ def test_means_and_differences_by_hand(tmp_path):
         found.less("tempered")
 
 
-def test_a_mean_without_a_task_is_of_the_same_draws(tmp_path):
+def test_a_mean_without_a_task_is_that_of_the_others(tmp_path):
     rights = {
         "base": [{"t": [0, 8], "u": [0, 4], "w": [8, 8]}],
         "grpo": [{"t": [0, 8], "u": [2, 8], "w": [0, 0]}],
         "branch": [{"t": [4, 8], "u": [0, 4], "w": [8, 0]}],
     }
-    whole = draw(study_of(tmp_path, rights, [0]), draws=50)
+    whole = read_standings(study_of(tmp_path, rights, [0]))
     found = whole.without("w")
     assert found.tasks == ["t", "u", MEAN]
     (less,) = (x for x in found.less("grpo") if x.task == MEAN)
     assert less.pass_1.mean == pytest.approx((0.25 - 0.375) / 2)  # (6 − 4)/8 on t, (2 − 5)/8 on u
-    drawn = {v: (whole.again["t", v] + whole.again["u", v]) / 2 for v in ("grpo", "branch")}
-    np.testing.assert_allclose(found.again[MEAN, "branch"], drawn["branch"])
-    ends = np.quantile(drawn["branch"][0] - drawn["grpo"][0], [0.025, 0.975])
-    assert (less.pass_1.low, less.pass_1.high) == pytest.approx(tuple(ends))
+    two = crossed(*([whole.grids[t, "branch"][0] / 2, -whole.grids[t, "grpo"][0] / 2] for t in ("t", "u"))).interval()
+    assert less.pass_1 == two
     assert [x for x in found.standing() if x.task == "t"] == [x for x in whole.standing() if x.task == "t"]
 
 
@@ -82,28 +80,27 @@ def test_problems_are_paired_and_a_seed_is_one_model_on_all_tasks(tmp_path):
         "branch": [{"t": easy, "u": easy}],
         "tempered": [{"t": [k] * 4, "u": [k] * 4} for k in (1, 3, 5, 7)],
     }
-    found = draw(study_of(tmp_path, rights, [0, 1, 2, 3]), draws=4000)
+    found = read_standings(study_of(tmp_path, rights, [0, 1, 2, 3]))
     level = {(x.task, x.variant): x for x in found.standing()}
     less = {(x.task, x.variant): x for x in found.less("grpo")}
     assert level["t", "grpo"].pass_1.high - level["t", "grpo"].pass_1.low > 0.2
     assert less["t", "branch"].pass_1 == pytest.approx((0.25, 0.25, 0.25))
     widths = [x.high - x.low for x in (level[task, "tempered"].pass_1 for task in ("t", "u", MEAN))]
-    student = 2.447  # 97.5%, two groups of four
-    assert widths == pytest.approx([2 * student * np.std([1, 3, 5, 7], ddof=1) / 8 / 2] * 3, rel=0.1)
-    assert widths[0] == widths[2], "not narrower by the root of two"
+    student = 3.18245  # 97.5%, four seeds
+    ends = 0.5 + student * np.std([1, 3, 5, 7], ddof=1) / 8 / 2 * np.array([-1, 1])
+    assert widths == pytest.approx([float(np.diff(ends.clip(0, 1))[0])] * 3), "not narrower by the root of two"
 
 
-def test_one_task_has_no_mean_and_draws_are_the_same_each_time(tmp_path):
+def test_one_task_has_no_mean(tmp_path):
     out = study_of(tmp_path, {"base": [{"t": [1, 2]}], "grpo": [{"t": [2, 3]}]}, [0])
-    assert draw(out, draws=10).tasks == ["t"]
-    assert draw(out, draws=10).standing() == draw(out, draws=10).standing()
+    assert read_standings(out).tasks == ["t"]
 
 
 def test_three_seeds_are_enough_for_intervals_that_hold():
     """Studies in which two variants are alike, and a seed moves a whole model by some tenths of a logit on all tasks: the mean's
-    difference is 0, and 95% of the intervals say so. Without the widening it is 80 to 85%."""
-    rng, sizes, held = np.random.default_rng(0), {"t": 40, "u": 100, "v": 30}, 0
-    for _ in range(200):
+    difference is 0, and 95% of the intervals say so."""
+    rng, sizes, held, studies = np.random.default_rng(0), {"t": 40, "u": 100, "v": 30}, 0, 400
+    for _ in range(studies):
         hard = {task: rng.normal(-1.5, 1.5, size) for task, size in sizes.items()}
         grids = {}
         for variant in ("grpo", "branch"):
@@ -112,9 +109,9 @@ def test_three_seeds_are_enough_for_intervals_that_hold():
                 chance = 1 / (1 + np.exp(-(logits + luck[:, None])))
                 right = rng.binomial(64, chance)
                 grids[task, variant] = np.stack([right / 64, (right > 0).astype(float)])
-        (less,) = (x for x in resampled(grids, 64, draws=400).less("grpo") if x.task == MEAN)
+        (less,) = (x for x in Standings(64, grids).less("grpo") if x.task == MEAN)
         held += less.pass_1.low <= 0 <= less.pass_1.high
-    assert 0.91 <= held / 200 <= 0.99
+    assert 0.92 <= held / studies <= 0.985
 
 
 UP, DOWN, UNSURE = Interval(0.05, 0.02, 0.08), Interval(-0.05, -0.08, -0.02), Interval(0.01, -0.02, 0.04)
@@ -136,6 +133,21 @@ def test_better_means_both_numbers_and_three_seeds(seeds, one, many, said):
     assert Standing("t", "branch", seeds, one, many).verdict() == said
 
 
+def test_several_variants_are_judged_by_wider_intervals():
+    """Three judged variants: each verdict is by 1 − .05/3, while the table has 95%."""
+    rng = np.random.default_rng(0)
+    grids = {("t", v): np.stack([rng.random((3, 40))] * 2) for v in ("grpo", "a", "b", "c")}
+    found = Standings(64, grids).less("grpo")
+    assert {x.comparisons for x in found} == {3}
+    for x in found:
+        difference = crossed([grids["t", x.variant][0], -grids["t", "grpo"][0]])
+        assert (x.pass_1, x.corrected[0]) == (difference.interval(), difference.interval(1 - 0.05 / 3))
+        assert x.corrected[0].low < x.pass_1.low
+    up, unsure = (UP, UP), (UP, UNSURE)
+    assert Standing("t", "a", 3, UP, UP, up, 3).verdict() == "better on both"
+    assert Standing("t", "a", 3, UP, UP, unsure, 3).verdict().startswith("not better on both")
+
+
 def test_a_difference_of_that_size_is_found_four_times_in_five():
     found = np.random.default_rng(0).normal(detectable(Interval(0, -1, 1)), 1 / 1.96, 100_000) > 1
     assert found.mean() == pytest.approx(0.8, abs=0.01)
@@ -144,7 +156,7 @@ def test_a_difference_of_that_size_is_found_four_times_in_five():
 def test_tasks_that_some_run_lacks_are_left_out_and_none_is_said(tmp_path):
     rights = {"base": [{"t": [1, 2], "u": [1]}], "grpo": [{"t": [2, 3]}]}
     out = study_of(tmp_path / "one", rights, [0])
-    assert draw(out, draws=10).tasks == ["t"]
+    assert read_standings(out).tasks == ["t"]
     nothing = study_of(tmp_path / "two", {"base": [{"t": [1]}], "grpo": [{"u": [1]}]}, [0])
     with pytest.raises(UserError, match="no task has a problem that every finished run has whole"):
-        draw(nothing)
+        read_standings(nothing)

@@ -1,7 +1,7 @@
 """Settings that are gone: the sentence that says what to write, and records made with them read as what they mean today."""
 
-import gzip
 import json
+import lzma
 from pathlib import Path
 
 import pytest
@@ -55,7 +55,7 @@ def test_a_study_of_old_settings_is_read_as_it_was_meant():
 def test_the_committed_records_are_those_of_todays_study(tmp_path, name, families):
     """Records made with the fields that are gone are laid into a folder of today's study: every run's settings are its own."""
     records = ROOT / "results" / "gpu" / name
-    with gzip.open(records / RUNS, "rt", encoding="utf-8") as f:
+    with lzma.open(records / RUNS, "rt", encoding="utf-8") as f:
         written = json.loads(next(f))["study"]
     old = [v for v, settings in written["variants"].items() if set(gone.SHARES) & settings.keys()]
     assert {v.partition("+")[0] for v in old} == set(families)

@@ -1,7 +1,7 @@
 """Records: a study's counts without its samples, laid into another folder, give the same tables and go on from there."""
 
-import gzip
 import json
+import lzma
 import os
 import runpy
 import shutil
@@ -130,7 +130,7 @@ def test_records_add_up_and_come_back_as_they_were(folder, tmp_path):
     unpack([tmp_path / "first"], tmp_path / "there")
     finish(tmp_path / "there", "sage+beta0.4-s1", np.random.default_rng(1), 0.3)
     assert pack(tmp_path / "there", tmp_path / "second") == 9
-    first, second = (gzip.decompress((tmp_path / f / RUNS).read_bytes()).splitlines() for f in ("first", "second"))
+    first, second = (lzma.decompress((tmp_path / f / RUNS).read_bytes()).splitlines() for f in ("first", "second"))
     assert second[:-1] == first
     assert unpack([tmp_path / "second"], folder) == ["sage+beta0.4-s1"], "what is done here stays"
     time.sleep(0.01)
@@ -400,7 +400,7 @@ def test_what_is_trained_here_is_evaluated_there(tmp_path):
     assert weights == [(there / "grpo-s0" / "train" / "model.safetensors").read_bytes()] * 2
     assert pack(there, tmp_path / "records", trained=True) == 2
     assert not list((tmp_path / "records" / "trained").iterdir())
-    with gzip.open(tmp_path / "records" / RUNS, "rt", encoding="utf-8") as f:
+    with lzma.open(tmp_path / "records" / RUNS, "rt", encoding="utf-8") as f:
         said = f.read()
     assert '"model":"grpo-s0/train"' in said
     assert str(tmp_path) not in said, "where the study lay is nobody's business"

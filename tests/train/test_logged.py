@@ -1,7 +1,7 @@
 """What a run says: metrics, log.jsonl, progress, the card, held-out pass@k."""
 
-import gzip
 import json
+import lzma
 import random
 import tarfile
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_a_guide_that_pays_for_rambling_is_named_once_before_all_is_lost(folder,
     """The logs of a run that ended so, 98% of its completions truncated, and of three of the same arm that did not."""
     with tarfile.open(RECORDS / "look" / "branch_exact-s3.tar.gz") as tar:
         lost = [json.loads(line) for line in tar.extractfile("branch_exact-s3/train/log.jsonl")]
-    with gzip.open(RECORDS / "runs.jsonl.gz", "rt") as f:
+    with lzma.open(RECORDS / "runs.jsonl.xz", "rt") as f:
         runs = [run for run in map(json.loads, f) if run.get("name", "").startswith("branch_exact")]
     assert len(runs) == 3
     for log, said in [*((run["log"], 0) for run in runs), (lost, 1)]:

@@ -5,8 +5,8 @@ curve over their KL. The curve of the families called ``references`` is a cubic 
 a family's ``excess`` is the mean height of its runs above that curve, at each k. A method that is another β in disguise
 has none at any k; one that moves the frontier has some. Estimators of the KL have curves of their own, thousandths apart:
 ``like_for_like`` holds a family to the references that share its estimator. Runs beyond the references' own range of KL, and
-runs that log none (β 0), are left out. Intervals are over problems (drawn once for all) and seeds (drawn for each arm by
-itself); every draw has its own curve.
+runs that log none (β 0), are left out. An excess is a weighted sum of the runs' pass@k, so its interval is that of a sum of arms'
+tables (``stats.intervals``): over problems, each with a curve of its own, and the seeds of each arm, about the curve.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,7 @@ import numpy as np
 from sage_rlvr.evaluate.counts import TaskCounts, counts_of
 from sage_rlvr.files import read_lines
 from sage_rlvr.metrics import pass_at_k
-from sage_rlvr.stats.intervals import Interval
-from sage_rlvr.study.frontier import DRAWS, interval, shares
+from sage_rlvr.stats.intervals import Interval, crossed
 from sage_rlvr.study.plan import read_folder
 from sage_rlvr.study.run import finished_runs
 from sage_rlvr.study.table import common_problems
@@ -46,36 +45,39 @@ class Excess:
     above: dict[int, Interval]  # k → pass@k − the references' curve at the same KL, mean over the runs
 
 
-def excesses(runs: Sequence[Run], references: Sequence[str], draws: int = DRAWS, seed: int = 0) -> list[Excess]:
+def excesses(runs: Sequence[Run], references: Sequence[str]) -> list[Excess]:
     """Every family; the references each against the curve of all of them. Empty where they are too few for a curve."""
     own = np.array([r.family in references for r in runs], dtype=bool)
     root = np.sqrt([max(r.kl, 0.0) for r in runs])
-    if len({r.variant for r in runs if r.family in references}) <= DEGREE + 1:  # each draw has a run of every arm
+    if len({r.variant for r in runs if r.family in references}) <= DEGREE + 1:  # any four heights lie on a cubic
         return []
     judged = (root >= root[own].min()) & (root <= root[own].max())
     design = np.vander(root / root[own].max(), DEGREE + 1)  # (runs, powers)
-    families = list(dict.fromkeys(r.family for r in runs))
-    member = np.array([[r.family == f for r in runs] for f in families]) & judged
-    rng = np.random.default_rng(seed)
-    problems = len(next(iter(runs[0].passes.values())))
-    weights = shares(rng, problems, draws)
-    times = _drawn_seeds([r.variant for r in runs], rng, draws)
-    found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-    for k in runs[0].passes:
-        of_problem = np.stack([r.passes[k] for r in runs], 1)  # (problems, runs)
-        plain = _above(design, of_problem.mean(0)[None], np.ones((1, len(runs))), own, member)[0]
-        found[k] = plain, _above(design, weights @ of_problem, times, own, member)
-    return [
-        Excess(
-            family,
-            tuple(references),
-            int(member[i].sum()),
-            (float(root[member[i]].min() ** 2), float(root[member[i]].max() ** 2)),
-            {k: interval(float(plain[i]), again[~np.isnan(again[:, i]), i]) for k, (plain, again) in found.items()},
-        )
-        for i, family in enumerate(families)
-        if member[i].any()
-    ]
+    fit = np.zeros((DEGREE + 1, len(runs)))  # of all runs' heights: the curve's coefficients
+    fit[:, own] = np.linalg.pinv(design[own])
+    off = {  # k → (runs, problems) above each problem's own curve
+        k: (of_problem := np.stack([r.passes[k] for r in runs])) - design @ (fit @ of_problem) for k in runs[0].passes
+    }
+    found = []
+    for family in dict.fromkeys(r.family for r in runs):
+        member = np.array([r.family == family for r in runs]) & judged
+        if member.any():
+            weights = (
+                member / member.sum() - design[member].mean(0) @ fit
+            )  # the excess is their sum with the runs' heights
+            above = {k: crossed(_tables(runs, weights, e)).interval() for k, e in off.items()}
+            span = float(root[member].min() ** 2), float(root[member].max() ** 2)
+            found.append(Excess(family, tuple(references), int(member.sum()), span, above))
+    return found
+
+
+def _tables(runs: Sequence[Run], weights: np.ndarray, off: np.ndarray) -> list[np.ndarray]:
+    """A table (seeds, problems) for each arm that counts; the sum of their means is that of the weighted runs."""
+    arms: dict[str, list[int]] = {}
+    for i, run in enumerate(runs):
+        if weights[i] != 0:
+            arms.setdefault(run.variant, []).append(i)
+    return [len(own) * weights[own, None] * off[own] for own in arms.values()]
 
 
 def like_for_like(runs: Sequence[Run], references: Sequence[str]) -> list[Excess]:
@@ -88,25 +90,6 @@ def like_for_like(runs: Sequence[Run], references: Sequence[str]) -> list[Excess
         with_all = [*alike, *(r for r in runs if r.family in references and r.estimator != estimator)]
         found |= {e.family: e for e in (excesses(alike, curve) if curve else []) or excesses(with_all, references)}
     return [found[f] for f in dict.fromkeys(r.family for r in runs) if f in found and f not in references]
-
-
-def _drawn_seeds(variants: Sequence[str], rng: np.random.Generator, draws: int) -> np.ndarray:
-    """(draws, runs) how often each run is drawn, as many an arm as it has."""
-    times = np.empty((draws, len(variants)))
-    for variant in dict.fromkeys(variants):
-        arm = [i for i, v in enumerate(variants) if v == variant]
-        times[:, arm] = rng.multinomial(len(arm), np.full(len(arm), 1 / len(arm)), draws)
-    return times
-
-
-def _above(design: np.ndarray, y: np.ndarray, times: np.ndarray, own: np.ndarray, member: np.ndarray) -> np.ndarray:
-    """(draws, families) mean of y − the curve through the references' y (draws, runs), each run as often as it was drawn."""
-    x, w = design[own], times[:, own]
-    gram = np.tensordot(w, x[:, :, None] * x[:, None], 1)  # (draws, powers, powers)
-    curve = np.linalg.solve(gram, ((w * y[:, own]) @ x)[..., None])[..., 0]
-    above = (y - curve @ design.T) * times
-    with np.errstate(invalid="ignore"):  # a family whose judged runs were not drawn: nan
-        return above @ member.T / (times @ member.T)
 
 
 def curve_at(runs: Sequence[Run], k: int, kl: np.ndarray) -> np.ndarray:

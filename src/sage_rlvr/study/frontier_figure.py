@@ -9,12 +9,13 @@ import numpy as np
 from sage_rlvr.evaluate.counts import counts_of
 from sage_rlvr.metrics import pass_at_k
 from sage_rlvr.report.style import INK, MARK, Figure, legend, line, panels, save
-from sage_rlvr.study.frontier import Frontier, best
+from sage_rlvr.study.frontier import Frontier, in_order
 from sage_rlvr.study.matched import Matched
 from sage_rlvr.study.run import finished_runs
 
 COLUMNS = 4
 GREY = "#8a8a8a"
+GUESS = "#a83250"
 
 
 def draw_frontier(
@@ -24,8 +25,10 @@ def draw_frontier(
     reference: str,
     n: int,
     base: tuple[float, float] | None = None,
+    guess: float | None = None,
 ) -> Figure:
-    """pass@1 across, pass@n up, 95% intervals over problems and seeds; ``base`` is (pass@1, pass@n) before RL."""
+    """pass@1 across, pass@n up, 95% intervals over problems and seeds; ``base`` is (pass@1, pass@n) before RL, ``guess`` the
+    pass@n of drawing valid answers at random."""
     families = {f: [p for p in points if p.family == f] for f in dict.fromkeys(p.family for p in points)}
     swept = [f for f, own in families.items() if len(own) > 1 and f != reference]
     single = [p for own in families.values() if len(own) == 1 for p in own if p.family != reference]
@@ -40,6 +43,8 @@ def draw_frontier(
                 _single(ax, single)
             if base is not None:
                 ax.plot(*base, "*", color="black", ms=9, ls="none", label="base")
+            if guess is not None:
+                ax.axhline(guess, color=GUESS, ls=":", lw=1, label="guessing")
             ax.set_title(family or "one setting each")
         for ax in axes.flat[len(titles) :]:
             ax.set_visible(False)
@@ -48,18 +53,15 @@ def draw_frontier(
         for ax in axes[:, 0]:
             ax.set_ylabel(f"pass@{n}")
         legend(figure, axes)
-        return save(figure, path, _said(found, reference, n))
+        return save(figure, path, _said(found, reference, n, guess))
 
 
 def _family(
     ax: Any, points: Sequence[Matched], colour: str, marker: str, beside: tuple[float, float], label: str
 ) -> None:
-    """Its points with their settings, and the line through those that no other one of it beats."""
-    x, y = (np.array([getattr(p, which).mean for p in points]) for which in ("pass_1", "pass_n"))
+    """Its points with their settings, and the line through them in that order."""
     _cross(ax, points, {"color": colour, "marker": marker, "ms": 3.5}, label)
-    keep = np.flatnonzero(best(x, y))
-    order = keep[np.argsort(x[keep])]
-    ax.plot(x[order], y[order], color=colour, lw=1.4)
+    ax.plot(*zip(*((p.pass_1.mean, p.pass_n.mean) for p in in_order(points))), color=colour, lw=1.4)
     for p in points:
         ax.annotate(_setting(p.variant), (p.pass_1.mean, p.pass_n.mean), beside, textcoords="offset points",
                     ha="left" if beside[0] > 0 else "right", fontsize=6, color=colour)  # fmt: skip
@@ -90,10 +92,11 @@ def _setting(variant: str) -> str:
     return swept.lstrip("abcdefghijklmnopqrstuvwxyz_.")
 
 
-def _said(found: Sequence[Frontier], reference: str, n: int) -> str:
+def _said(found: Sequence[Frontier], reference: str, n: int, guess: float | None) -> str:
     told = [f"{f.family} {f.gain.mean:+.3f} [{f.gain.low:+.3f}, {f.gain.high:+.3f}]" for f in found if f.gain]
     gains = "; ".join(told) or "none shares a range of pass@1 with it"
-    return f"pass@{n} against pass@1 over each sweep, 95% intervals. Mean gain over {reference}: {gains}."
+    line = "" if guess is None else f" Guessing (valid answers drawn at random) has pass@{n} {guess:.3f}."
+    return f"pass@{n} against pass@1 over each sweep, 95% intervals. Mean gain over {reference}: {gains}.{line}"
 
 
 def base_point(out: str | Path, task: str) -> tuple[int, tuple[float, float] | None]:

@@ -17,11 +17,12 @@ from sage_rlvr.grid import Grid
 from sage_rlvr.models import write_whole
 from sage_rlvr.report.page import build_report
 from sage_rlvr.stats.intervals import Interval
-from sage_rlvr.study.against import draw
+from sage_rlvr.study.against import read_standings
 from sage_rlvr.study.distance import excesses, read_runs
 from sage_rlvr.study.distance_figure import draw_distance
-from sage_rlvr.study.frontier import frontiers, read_families
+from sage_rlvr.study.frontier import frontiers, read_planes
 from sage_rlvr.study.frontier_figure import base_point, draw_frontier
+from sage_rlvr.study.guess import guess_line
 from sage_rlvr.study.matched import matched
 from sage_rlvr.study.plan import Study, load_study, read_folder
 from sage_rlvr.study.run import LOG, finished_runs, run_study, share_done, status_of
@@ -137,7 +138,7 @@ def show_table(out: str | Path, console: Console | None = None, reference: str |
     ks = sorted({k for r in rows for k in r.pass_at})
     tasks = list(dict.fromkeys(r.task for r in rows))
     about = f" on {tasks[0]}" if len(tasks) == 1 else ""
-    title = f"{read_folder(out).name}{about}: 95% bootstrap intervals over problems, means over seeds"
+    title = f"{read_folder(out).name}{about}: means over seeds, 95% intervals over problems and, where there are several, seeds"
     table = Grid(title, columns(ks)[bool(about) :], keep=2 - bool(about), left=("task", "variant"))
     for row in rows:
         table.add(*cells(row, ks)[bool(about) :])
@@ -156,7 +157,7 @@ def show_table(out: str | Path, console: Console | None = None, reference: str |
 
 
 def _show_against(console: Console, out: Path, reference: str) -> None:
-    found = draw(out)
+    found = read_standings(out)
     less = found.less(reference)
     title = f"each variant minus {reference}: 95% intervals over problems and, where there are several, seeds"
     head = ("task", "variant", "seeds", "pass@1", f"pass@{found.n}", "verdict")
@@ -175,7 +176,8 @@ def show_frontier(out: str | Path, reference: str | None = None, task: str | Non
     out, console = Path(out), Console()
     first = read_folder(out).evaluate["tasks"][0]
     task = task or first
-    families = read_families(out, task)
+    planes = read_planes(out, task)
+    families = planes.families()
     against = reference or next(iter(families))
     found, points = frontiers(families, against), matched(families, against)
     title = f"{task}: mean height of each frontier, pass@n over pass@1, where it and {against}'s both are"
@@ -192,7 +194,7 @@ def show_frontier(out: str | Path, reference: str | None = None, task: str | Non
     table.show(console)
     stem = out / ("frontier" if task == first else f"frontier-{task}")
     n, base = base_point(out, task)
-    draw_frontier(stem, points, found, against, n, base)
+    draw_frontier(stem, points, found, against, n, base, guess_line(task, planes.problems, n))
     write_whole(Path(f"{stem}.json"), json.dumps([asdict(f) for f in found], indent=1) + "\n")
     told = {"task": task, "reference": against, "n": n, "base": base, "points": [asdict(p) for p in points]}
     write_whole(Path(f"{stem}_points.json"), json.dumps(told, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""A study's table: each variant over its seeds, against the base, with intervals over problems."""
+"""A study's table: each variant over its seeds, against the base. Intervals over problems and seeds; one seed: problems alone."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ import numpy as np
 from sage_rlvr.evaluate.counts import RIGHT, TaskCounts, counts_of
 from sage_rlvr.evaluate.estimates import rates
 from sage_rlvr.metrics import pass_at_k
-from sage_rlvr.stats.intervals import Interval, bootstrap_interval
+from sage_rlvr.stats.intervals import Interval, crossed
 from sage_rlvr.study.plan import read_folder
 from sage_rlvr.study.run import finished_runs
 
@@ -73,9 +73,9 @@ def _row(task: str, variant: str, runs: list[TaskCounts], base: TaskCounts | Non
         variant=variant,
         seeds=len(runs),
         problems=len(runs[0].problems),
-        pass_at={k: bootstrap_interval(v.T) for k, v in per_seed.items()},
+        pass_at={k: crossed([v]).interval(within=(0, 1)) for k, v in per_seed.items()},
         std={k: float(v.mean(1).std(ddof=1)) if len(runs) > 1 else float("nan") for k, v in per_seed.items()},
-        solutions=bootstrap_interval(distinct.T) if distinct.any() else None,
+        solutions=crossed([distinct]).interval(within=(0, n)) if distinct.any() else None,
         lost=float((before & ~solved).sum(1).mean()),
         gained=float((~before & solved).sum(1).mean()),
         tokens=float(np.mean([r["tokens"] for r in kept])),
