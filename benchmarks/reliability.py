@@ -119,7 +119,7 @@ sentence that names it.
 
 ## What counts as right
 
-Verdicts before and after the rules of [evaluation](reference/numbers.md). "Gold": each problem's own answer, written as an answer.
+Verdicts before and after the rules of [evaluation](reference/numbers.md). "Gold": each problem's own answer, as an answer.
 "Echo": the longest formula of the question. "Variant": spellings of one answer, right and wrong ones.
 
 {verdicts()}

@@ -54,10 +54,8 @@ def flag_rows(parser: argparse.ArgumentParser, only: set[str] | None = None) -> 
 
 def shown(flag: str) -> str:
     """The name that every verb takes, where TRL has another."""
-    try:
-        from sage_rlvr.names import OLD
-    except ImportError:
-        return flag
+    from sage_rlvr.names import OLD
+
     return f"--{OLD.get(flag.removeprefix('--'), flag.removeprefix('--'))}"
 
 

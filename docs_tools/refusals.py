@@ -33,6 +33,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"guide": "branch", "beta": 0.0},
         {"guide": "none", "guide_args": {"ratio": 0.3}},
         {"guide": "none", "guide_center": "batch"},
+        {"guide": None},
         {"guide_args": "ratio"},
         {"guide_center": "batch", "guide_hold": False},
         {"guide": "branch-quantile", "guide_hold": False},

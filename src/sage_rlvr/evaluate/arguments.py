@@ -53,7 +53,7 @@ class EvalArguments:
     )
     engines_per_gpu: int = _field(
         1,
-        "vllm: engines that share each GPU and its memory: one keeps a CPU core busier than a large GPU (docs/faq.md).",
+        "vllm: engines that share each GPU and its memory: one keeps a CPU core busier than a large GPU (docs/reference/faq.md).",
     )
     verifier_workers: int | None = _field(None, "Processes that judge answers (default: one per CPU core, 16 at most).")
     verifier_timeout_s: float = _field(5.0, "Seconds an answer may take to be judged.")
