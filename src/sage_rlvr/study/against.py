@@ -75,9 +75,10 @@ class Standings:
 
     def standing(self) -> list[Standing]:
         return [
-            Standing(t, v, n, *(x.interval(within=(0.0, 1.0)) for x in self._estimates(t, v)))
+            Standing(t, v, n, one.interval(within=(0.0, 1.0)), many.interval(within=(0.0, 1.0)))
             for t in self.tasks
             for v, n in self.seeds.items()
+            for one, many in [self._estimates(t, v)]
         ]
 
     def less(self, reference: str) -> list[Standing]:

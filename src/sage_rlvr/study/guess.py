@@ -12,7 +12,7 @@ def guess_line(task: str, problems: Sequence[str], k: int) -> float | None:
     """pass@k of guessing, exact, mean over these test problems; None for a task, or problems, of which it is not known."""
     if not task.startswith(LISTED) or (generate := get_task(task).generate) is None:
         return None
-    made = {p.id: p for p in generate(len(problems), split="test")}
+    made = {p.id: p for p in generate(len(problems), 0, "test")}
     if not problems or not all(name in made for name in problems):
         return None
     return float(guess([made[name] for name in problems], k).mean())
