@@ -74,9 +74,8 @@ class Standings:
         return {v: grid.shape[1] for (_, v), grid in self.grids.items()}
 
     def standing(self) -> list[Standing]:
-        rates = (0.0, 1.0)
         return [
-            Standing(t, v, n, one.interval(within=rates), many.interval(within=rates))
+            Standing(t, v, n, one.interval(within=(0.0, 1.0)), many.interval(within=(0.0, 1.0)))
             for t in self.tasks
             for v, n in self.seeds.items()
             for one, many in [self._estimates(t, v)]
