@@ -229,7 +229,7 @@ def test_the_table_is_plain_arithmetic_on_the_store(whole):
 def test_what_each_variant_has_more_than_one_of_them(whole, capsys):
     place, _ = whole
     assert cli.main(["study", "table", str(place / "out"), "--reference", "grpo"]) == 0
-    assert "each variant less grpo" in capsys.readouterr().out
+    assert "each variant minus grpo" in capsys.readouterr().out
     rows = {r["variant"]: r["pass_at"] for r in table_of(place / "out")}
     (less,) = json.loads((place / "out" / "against.json").read_text())
     assert (less["variant"], less["task"]) == ("branch", "countdown-ltr")
