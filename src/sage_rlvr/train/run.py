@@ -126,8 +126,9 @@ def make_parser() -> TrlParser:
 SHORT = {"--model": "--model_name_or_path", "--out": "--output_dir", "--max_tokens": "--max_completion_length"}
 
 
-def parse(argv: list[str]) -> tuple[RunArguments, SAGEConfig, ModelConfig]:
-    """``--config RECIPE`` gives defaults, flags override them; an unknown name on either side is refused."""
+def parse(argv: list[str], read: bool = True) -> tuple[RunArguments, SAGEConfig, ModelConfig]:
+    """``--config RECIPE`` gives defaults, flags override them; an unknown name on either side is refused. ``read``: the user's
+    own data and rewards are read and checked too."""
     argv, name = [SHORT.get(word, word) for word in argv], None
     if "--config" in argv:
         at = argv.index("--config")
@@ -157,7 +158,8 @@ def parse(argv: list[str]) -> tuple[RunArguments, SAGEConfig, ModelConfig]:
     if strangers:
         flag, _, value = strangers[0].removeprefix("--").partition("=")
         raise UserError(gone.instead(flag, value or next(iter(strangers[1:]), None)) or _unknown(flag))
-    data.prepare(parsed[0])
+    if read:
+        data.prepare(parsed[0])
     return tuple(parsed)
 
 
