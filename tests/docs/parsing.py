@@ -88,9 +88,10 @@ def _train(argv: list[str]) -> None:
     argv, config, _ = launch.take_flags(argv)
     assert config is None or config in launch.names() or _theirs(config), f"there is no accelerate config {config}"
     argv = _without_theirs(argv, "--config", "--guide", "--task", "--dataset", "--reward")
-    given, _, _ = run.parse(argv)
+    given, _, _ = run.parse(argv, read=False)
     for name in [given.task, *(given.held_out or [])]:
-        get_task(name)
+        if name:  # else it is data of the reader's
+            get_task(name)
     get_format(given.prompt_format)
 
 

@@ -185,3 +185,36 @@ def test_flags_win_over_a_recipe(place):
     assert (settings.task, settings.prompt_format) == ("data.jsonl", "boxed")
     settings, *_ = run.parse(["--config", "data.yaml", *TINY, "--task", "countdown-ltr"])
     assert (settings.task, settings.dataset, settings.reward) == ("countdown-ltr", None, ["rewards.py:chat"])
+
+
+@pytest.mark.parametrize(("asked", "fetched"), [(None, set()), (True, {"aime24", "math500"})])
+def test_benchmarks_are_fetched_only_where_that_was_asked_for(place, monkeypatch, capsys, asked, fetched):
+    """What the Hub's library is asked for while it may go online; offline it answers from its cache, here from nothing."""
+    import datasets
+    import huggingface_hub.constants as hub
+
+    online = []
+
+    def load(name, *args, **kwargs):
+        if not datasets.config.HF_HUB_OFFLINE:
+            online.append(name)
+        raise ConnectionError("not in the cache")
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # there seems to be a way out
+    (place / "mine").mkdir()
+    (place / "mine" / "gsm8k_train.jsonl").write_text(
+        json.dumps({"question": "what is 1 and 1", "answer": "#### 2"}) + "\n"
+    )
+    settings = run.RunArguments(task="gsm8k", data_dir="mine", decontaminate=asked)
+    assert len(data.candidates(settings)) == 1
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("decontamination")]
+    assert len(said) == 1
+    assert "not compared with math500" in said[0]
+    hubs = {name: TASKS[name].hub for name in ("aime24", "math500")}
+    assert {name for name, hub_id in hubs.items() if hub_id in online} == fetched
+    assert not (asked is None and online)
+    assert data.candidates(run.RunArguments(task="countdown-ltr", rows=2)), "made here: nothing to compare"
+    assert "decontamination" not in capsys.readouterr().out

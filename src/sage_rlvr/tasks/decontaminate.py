@@ -98,12 +98,10 @@ class Report:
 
     def line(self) -> str:
         """The same in one line."""
-        said = (
-            f"decontamination: {len(self.dropped):,} of {len(self.kept) + len(self.dropped):,} problems repeat one of "
-        )
-        said += (
-            f"{', '.join(self.against)} and are left out" if self.against else "no benchmark: none is on this machine"
-        )
+        said = "decontamination: no benchmark is on this machine"
+        if self.against:
+            total = len(self.kept) + len(self.dropped)
+            said = f"decontamination: left out {len(self.dropped):,} of {total:,} problems, repeats of {', '.join(self.against)}"
         rest = (
             f"; not compared with {', '.join(self.missing)} (--decontaminate true fetches them)" if self.missing else ""
         )

@@ -138,8 +138,9 @@ def make_parser() -> TrlParser:
     return _Parser((RunArguments, SAGEConfig, ModelConfig), prog="sage-rlvr train", allow_abbrev=False)
 
 
-def parse(argv: list[str]) -> tuple[RunArguments, SAGEConfig, ModelConfig]:
-    """``--config RECIPE`` gives defaults, flags override them; an unknown name on either side is refused."""
+def parse(argv: list[str], read: bool = True) -> tuple[RunArguments, SAGEConfig, ModelConfig]:
+    """``--config RECIPE`` gives defaults, flags override them; an unknown name on either side is refused. ``read``: the user's
+    own data and rewards are read and checked too."""
     argv, name = field_flags(argv), None
     argv = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
     if "--config" in argv:
@@ -177,7 +178,8 @@ def parse(argv: list[str]) -> tuple[RunArguments, SAGEConfig, ModelConfig]:
         flag, _, value = strangers[0].removeprefix("--").partition("=")
         raise UserError(gone.instead(flag, value or next(iter(strangers[1:]), None)) or _unknown(flag))
     run, args, model_args = parsed
-    data.prepare(run)
+    if read:
+        data.prepare(run)
     for f in fields(args):
         if isinstance(value := getattr(args, f.name), str) and value.startswith(UNNAMED):
             setattr(args, f.name, value.replace(UNNAMED, default_folder(name, recipe, run, args, model_args)))
