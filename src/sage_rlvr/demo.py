@@ -187,5 +187,5 @@ def draw_plane(path: str | Path, rows: list[Row], n: int, said: str) -> Figure:
                 ax.annotate("", (x.mean, y.mean), start, arrowprops=arrow)
         ax.set_xlabel("pass@1")
         ax.set_ylabel(f"pass@{n}")
-        ax.legend(frameon=False, fontsize=8)
+        ax.legend(frameon=False, fontsize=8, loc="lower left")
         return save(figure, path, f"pass@{n} against pass@1, 95% intervals over problems. {said}")
