@@ -1,4 +1,4 @@
-"""Makes the model that the demo starts from (src/sage_rlvr/studies/demo-base): about three minutes on one core.
+"""Makes the model that the demo starts from (src/sage_rlvr/studies/demo-base): about two minutes on one core.
 
     python examples/make_demo_base.py runs/demo-base
 

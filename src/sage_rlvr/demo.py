@@ -140,16 +140,16 @@ def _between(over_base: Difference, over_free: Difference, moved: Difference) ->
 def show_tables(console: Console, rows: list[Row], found: list[Difference], n: int) -> None:
     first = rows[0]
     table = _table(f"{first.task}: {first.problems} problems, {n} samples each, 95% intervals over problems")
-    for column in ("pass@1", f"pass@{n}", "distinct", "lost", "gained"):
-        table.add_column(column, justify="right")
+    for column in ("pass@1", f"pass@{n}", "ways", "lost", "gained"):
+        table.add_column(column, justify="right", no_wrap=True)
     for r in rows:
         moved = ["–", "–"] if r.variant == "base" else [f"{r.lost:.0f}", f"{r.gained:.0f}"]
         solutions = "–" if r.solutions is None else f"{r.solutions.mean:.2f}"
         table.add_row(r.variant, shown(r.pass_at[1]), shown(r.pass_at[n]), solutions, *moved)
     console.print(table, width=WIDTH)
     console.print(
-        f"distinct: right solutions per problem. lost, gained: problems that only the\nbase solves in {n} samples, or only "
-        "the trained model.",
+        f"ways: distinct right solutions per problem. lost, gained: problems solved in\n{n} samples by the base alone, by the "
+        "trained model alone.",
         highlight=False,
     )
     for reference in dict.fromkeys(d.reference for d in found):
@@ -163,7 +163,7 @@ def show_tables(console: Console, rows: list[Row], found: list[Difference], n: i
 
 
 def _table(title: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1))
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("variant")
     return table
 
@@ -187,5 +187,5 @@ def draw_plane(path: str | Path, rows: list[Row], n: int, said: str) -> Figure:
                 ax.annotate("", (x.mean, y.mean), start, arrowprops=arrow)
         ax.set_xlabel("pass@1")
         ax.set_ylabel(f"pass@{n}")
-        ax.legend(frameon=False, fontsize=8)
+        ax.legend(frameon=False, fontsize=8, loc="lower left")
         return save(figure, path, f"pass@{n} against pass@1, 95% intervals over problems. {said}")

@@ -33,7 +33,10 @@ def test_the_demo_learns():
     assert by[FREE, "base"].pass_n.high < 0
     variants = set(load_study("demo").variants)
     assert points().keys() == {"base", *variants}
+    at = points()
     for variant in variants - {FREE}:
+        assert at["base"][0] < at[variant][0] < at[FREE][0]
+        assert at[FREE][1] < at[variant][1] < at["base"][1]
         assert by[variant, "base"].pass_1.low > 0
         assert by[variant, FREE].pass_n.low > 0
         assert by[variant, FREE].pass_1.low <= 0

@@ -326,7 +326,10 @@ def test_the_demo_ends_with_a_table_traces_and_a_page(whole, capsys):
     assert "pass@4" in printed
     assert "paired differences" in printed
     assert f"the picture: {place / 'out' / 'plane.png'}" in printed
-    assert max(map(len, printed[printed.index("distinct") :].split("the picture:")[0].splitlines())) <= 80
+    assert (
+        max(map(len, printed[printed.index("95% intervals over problems") :].split("the picture:")[0].splitlines()))
+        <= 80
+    )
     record = json.loads((place / "out" / "demo.json").read_text())
     assert record["sentence"] in " ".join(printed.split())
     assert {(d["variant"], d["reference"]) for d in record["differences"]} == {("grpo", "base"), ("branch", "base")}
