@@ -1,5 +1,4 @@
 """A task of your own: problems, a judge, and a short run on it. Half a minute on a CPU.
-
 python examples/own_task.py     # in this folder, every verb knows it by name: sage-rlvr --import own_task tasks show plus-minus
 """
 
@@ -36,7 +35,6 @@ register_task(Task("plus-minus", "reach a target with + and −", kind="generate
 if __name__ == "__main__":
     base = str(files("sage_rlvr") / "studies" / "demo-base")  # the demo's small model; yours: a Hub id or a folder
     data = Dataset.from_list(rows(load_task("plus-minus", limit=200, split="train"), "plain", conversational=False))
-    settings = {"max_steps": 10, "per_device_train_batch_size": 64, "max_completion_length": 9}
-    SAGETrainer(
-        base, task_reward("plus-minus", "plain"), SAGEConfig("runs/task", guide="none", **settings), data
-    ).train()
+    size = {"max_steps": 10, "per_device_train_batch_size": 64, "max_completion_length": 9}
+    config, reward = SAGEConfig("runs/task", guide="none", **size), task_reward("plus-minus", "plain")
+    SAGETrainer(base, reward, config, data).train()
