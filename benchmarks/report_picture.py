@@ -1,4 +1,4 @@
-"""The picture of the demo's page that the README shows: the part on pass@k of a finished report, as docs/img/report.webp.
+"""The picture of the demo's page that the README shows: the first screen of a finished report, as docs/img/report.webp.
 
 python benchmarks/report_picture.py runs/demo/report.html    # needs Chromium, and Pillow, which Matplotlib brings
 """
@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 
 from PIL import Image
 
-OUT, SIZE = Path(__file__).resolve().parents[1] / "docs/img/report.webp", (1100, 700)
+OUT, SIZE = Path(__file__).resolve().parents[1] / "docs/img/report.webp", (1280, 860)
 # in a copy of the page, without its policy: Chromium shoots a page that was scrolled empty, so the other parts are hidden
-HIDDEN = "<style>section:not(#curves) {display: none !important}</style>"
+HIDDEN = "<style>section:not(#first) {display: none !important}</style>"
 
 
 def main() -> None:

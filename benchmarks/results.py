@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import readme_figure
 from evidence import evidence_pages, verdict_figure
 from planes import REFERENCES, frontier_part
 from steady import same, steady, steady_names
@@ -363,6 +364,8 @@ def main() -> int:
         if figure := verdict_figure(Path(work, "figure"), facts):
             made[FIGURES / figure.files[0].name] = steady_names(figure.files[0].read_bytes())
     made |= evidence_pages(root, facts)
+    if (root / readme_figure.RECORDS).is_dir():
+        made |= readme_figure.files(root)
     there = {f.relative_to(root) for f in [*(root / PAGES).glob("*.[mh]*"), *(root / FIGURES).glob("*.svg")]}
     differ = [
         path

@@ -70,6 +70,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"rarity": 0.5},
     ],
     "Rollouts": [
+        {"num_generations": 7},
         {"dynamic_sampling": -1},
         {"dynamic_sampling": 4, "scale_rewards": "batch"},
         {"dynamic_sampling": 4, "multi_objective_aggregation": "normalize_then_sum"},
