@@ -13,7 +13,7 @@ from sage_rlvr.tasks import TASKS
 
 from .fences import ROOT, read
 
-STEPS = {"20": "2"}  # of --max_steps
+STEPS = {"40": "2"}  # of --max_steps
 
 
 def blocks(page, language):
@@ -50,7 +50,10 @@ def test_the_session(place, capsys):
     assert capsys.readouterr().err.strip().splitlines()[-1] == said_slip
     assert run(trained) == 0
     printed = capsys.readouterr().out
-    for line in (line for line in said_run.splitlines() if not line.startswith("step ")):
+    steps = [line for line in said_run.splitlines() if re.match(r"\d+/40  reward", line)]
+    assert len(steps) == 4
+    assert re.search(r"^2/2  reward \S+  KL \S+  entropy \S+  length \S+", printed, re.M)
+    for line in (line for line in said_run.splitlines() if line not in steps):
         assert line in printed
     assert (place / "runs" / "mine" / "model.safetensors").is_file()
     assert "`data.jsonl`, 300 rows (sha256" in (place / "runs" / "mine" / "README.md").read_text()

@@ -118,3 +118,14 @@ def test_the_python_lines_train_a_model(tmp_path, monkeypatch):
     (entry,) = [e for e in names["trainer"].state.log_history if "sage/active" in e]
     assert entry["num_tokens"] > 0
     assert (Path("runs/sums") / "log.jsonl").is_file()
+
+
+def test_the_demos_numbers_are_its_records():
+    rows = {r["variant"]: r["pass_at"] for r in json.loads((ROOT / "results/cpu/demo.json").read_text())["table"]}
+    short = {
+        (v, k): f"{rows[v][k][0]:.3f}".removeprefix("0") for v in ("base", "grpo_no_kl", "grpo") for k in ("1", "64")
+    }
+    said = " ".join(SHOWN.split())
+    for k in ("1", "64"):
+        assert f"pass@{k} from {short['base', k]} to {short['grpo_no_kl', k]}" in said
+    assert f"reached {short['grpo', '1']} and {short['grpo', '64']}." in said
