@@ -84,7 +84,7 @@ def test_the_verdict_of_a_study(first):
     assert numbers == pytest.approx([*row[1], *row[N]], abs=6e-4)
 
 
-GUIDED, PLAIN = {"guide": "branch", "beta": 0.05}, {"guide": "none", "beta": 0.05}
+GUIDED, PLAIN = {"guide": "branch", "beta": 0.05}, {"guide": "none", "beta": 0.05, "advantage": "group"}
 NAMES = ["base", "grpo", "a", "b"]
 
 
@@ -139,7 +139,7 @@ def test_grpo_is_found_by_its_settings_where_no_name_says_so(tmp_path):
     ("settings", "words"),
     [
         ({"beta": 0.0}, "no KL"),
-        ({"guide": "none", "beta": 0.05}, "π_ref, k3, β 0.05"),
+        ({"guide": "none", "beta": 0.05, "advantage": "group"}, "π_ref, k3, β 0.05"),
         ({"guide": "branch", "beta": 0.1, "anchor_estimator": "k1-reward"}, "branch guide, k1-reward, β 0.1"),
         ({"guide": "none", "beta": 0.05, "advantage": ["rarity", "focal"]}, "π_ref, k3, β 0.05; rarity; focal"),
     ],

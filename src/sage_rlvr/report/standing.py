@@ -24,6 +24,7 @@ from sage_rlvr.stats.intervals import FEWEST, Estimate, Interval, crossed
 SEEDED = re.compile(r"(.+)-s(\d+)")
 CHECKPOINT = re.compile(r"eval-\d+")  # an evaluation of earlier weights: a point of a path, not a variant
 FIFTH = 5  # health compares the last fifth of a log with the first
+PLAIN = (None, "group", [], ["group"])  # GRPO's own advantage
 TRUNCATED, IDLE, NO_VARIANCE = 0.2, 0.01, 0.8
 
 
@@ -126,7 +127,7 @@ def grpo_of(variants: Sequence[Variant]) -> int | None:
     """The variant to hold others against: plain GRPO with a KL penalty, by its settings or else by its name."""
     plain = [
         i for i, v in enumerate(variants)
-        if v.trains and v.settings.get("guide", "none") == "none" and not v.settings.get("advantage") and v.settings.get("beta")
+        if v.trains and v.settings.get("guide", "none") == "none" and v.settings.get("advantage") in PLAIN and v.settings.get("beta")
     ]  # fmt: skip
     named = [i for i, v in enumerate(variants) if i and Path(v.name).name == "grpo"]
     return next(iter([i for i in plain if i in named] + named + [i for i in plain if i]), None)
@@ -136,7 +137,7 @@ def anchor_words(settings: dict[str, Any]) -> str:
     """Anchor and advantage in words: "branch guide, k3, β 0.05; rarity"."""
     guide, beta = settings.get("guide") or "none", settings.get("beta")
     ways = settings.get("advantage") or []
-    ways = [ways] if isinstance(ways, str) else list(ways)
+    ways = [way for way in ([ways] if isinstance(ways, str) else list(ways)) if way != "group"]  # TRL's own: not said
     if not beta:
         anchor = "no KL"
     else:
