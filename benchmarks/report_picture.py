@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from PIL import Image
 
-OUT, SIZE = Path(__file__).resolve().parents[1] / "docs/img/report.webp", (1280, 860)
+OUT, SIZE = Path(__file__).resolve().parents[1] / "docs/img/report.webp", (1340, 860)
 # in a copy of the page, without its policy: Chromium shoots a page that was scrolled empty, so the other parts are hidden
 HIDDEN = "<style>section:not(#first) {display: none !important}</style>"
 

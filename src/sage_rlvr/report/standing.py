@@ -125,12 +125,14 @@ def own_name(name: str) -> str:
 
 def grpo_of(variants: Sequence[Variant]) -> int | None:
     """The variant to hold others against: plain GRPO with a KL penalty, by its settings or else by its name."""
-    plain = [
-        i for i, v in enumerate(variants)
-        if v.trains and v.settings.get("guide", "none") == "none" and v.settings.get("advantage") in PLAIN and v.settings.get("beta")
-    ]  # fmt: skip
+    plain = [i for i, v in enumerate(variants) if v.trains and _is_grpo(v.settings)]
     named = [i for i, v in enumerate(variants) if i and Path(v.name).name == "grpo"]
     return next(iter([i for i in plain if i in named] + named + [i for i in plain if i]), None)
+
+
+def _is_grpo(settings: dict[str, Any]) -> bool:
+    """No guide, GRPO's own advantage, and a KL penalty."""
+    return settings.get("guide", "none") == "none" and settings.get("advantage") in PLAIN and bool(settings.get("beta"))
 
 
 def anchor_words(settings: dict[str, Any]) -> str:
