@@ -116,7 +116,7 @@ REFUSED = {  # overrides → what the sentence names: the field, and the mend
     "a loss estimator in the reward": (["+sage.guide=branch", *REWARD, "+sage.estimator=k3"], ["sage.estimator=k3", "k1-reward"]),
     "contradiction": (["+sage.guide=branch", "+sage.estimator=k2"], ["sage.estimator=k2", "kl_loss_type=mse"]),
     "k1-reward without verl's field": (["+sage.guide=branch", "+sage.estimator=k1-reward"], ["use_kl_in_reward=True"]),
-    "unknown option": (["+sage.guide=branch", "+sage.giude=token"], ["sage.giude", "sage.guide_args"]),
+    "unknown option": (["+sage.guide=branch", "+sage.giude=token"], ["sage.giude", "sage.guide"]),
     "unknown guide": (["+sage.guide=brunch"], ["brunch", "branch"]),
     "unknown argument": (["+sage.guide=branch", "+sage.guide_args={rho: 1}"], ["rho", "ratio"]),
     "arguments of no guide": (["+sage.guide=none", "+sage.guide_args={ratio: 1}"], ["sage.guide_args", "sage.guide=none"]),
