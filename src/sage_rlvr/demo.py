@@ -52,9 +52,7 @@ def run_demo(
     write_whole(out / "demo.json", json.dumps(record, indent=1) + "\n")
     show_tables(console, rows, found, n)
     console.print(f"\n{said}", width=WIDTH, highlight=False)
-    console.print(
-        "One seed and a model of toy size: this shows how the parts behave, not which is best.", highlight=False
-    )
+    console.print("One seed, a toy model: how the parts behave, not which is best.", width=WIDTH, highlight=False)
     console.print(f"the picture: {figure.files[-1].resolve()}", soft_wrap=True, highlight=False)
     console.print(f"the page: {report.resolve()}", soft_wrap=True, highlight=False)
     return whole

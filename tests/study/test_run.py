@@ -370,7 +370,7 @@ def test_a_second_study_in_the_same_folder_is_refused_and_nothing_is_trained_twi
     assert re.search(rf"{re.escape(str(out))} is being written by ({who})", said[refused][1])
     assert status_of(out, "grpo-s0")["state"] == "done"
     assert [entry["step"] for entry in logged_steps(out / "grpo-s0")] == [1, 2, 3, 4]
-    assert (out / "grpo-s0" / "job.log").read_text().count("step 1/4") == 1, "one training"
+    assert (out / "grpo-s0" / "job.log").read_text().count("1/4  reward") == 1, "one training"
     assert not list(out.rglob("*writer.lock"))
 
 

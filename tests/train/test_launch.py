@@ -17,6 +17,7 @@ from accelerate.commands.launch import _validate_launch_command
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 
 from sage_rlvr import SAGEConfig, SAGETrainer, UserError, cli
+from sage_rlvr.names import shown_flags
 from sage_rlvr.train import launch
 from sage_rlvr.train.checkpoint import load_state
 from tests.paths import python_path
@@ -189,7 +190,10 @@ def test_ctrl_c_ends_every_process(tmp_path, how):
         time.sleep(0.1)
         process.send_signal(signal.SIGINT)
     process.communicate(timeout=1200)
-    assert process.returncode == 130
+    assert process.returncode in (
+        130,
+        -signal.SIGINT,
+    )  # the latter: one more as Python itself ended; a shell says 130 too
     assert all(gone(int(p.read_text().split()[3])) for p in tmp_path.glob("rank*"))
 
 
@@ -216,7 +220,7 @@ def test_a_run_in_two_processes_stops_on_ctrl_c_with_a_checkpoint_and_goes_on(tm
     out, err = process.communicate(timeout=1200)
     assert process.returncode == 130, err[-3000:]
     assert out.count("to go on, run the same command again") == 1, "one process does the talking"
-    assert shlex.join(["sage-rlvr", *several[2:]]) in out
+    assert shlex.join(["sage-rlvr", *shown_flags(several[2:])]) in out
     (saved,) = (tmp_path / "run").glob("checkpoint-*")
     assert {p.name for p in saved.glob("sage_state_*.pt")} == {"sage_state_0.pt", "sage_state_1.pt"}
     done = int(saved.name.rpartition("-")[2])

@@ -62,7 +62,7 @@ def _gain(point: Point, line: list[Point], level: float) -> Interval | None:
         return ends(at[..., 1:, 0])[1] - at[..., 0, 0]
 
     for room in (linearised(from_left, arms), linearised(to_right, arms)):
-        if room.mean < 0 or room.mean < ASTRAY * room.error:
+        if room.mean <= max(0.0, ASTRAY * room.error):  # with one point on the line, both are 0
             return None
     return linearised(over, arms).interval(level)
 
