@@ -364,7 +364,7 @@ def main() -> int:
         if figure := verdict_figure(Path(work, "figure"), facts):
             made[FIGURES / figure.files[0].name] = steady_names(figure.files[0].read_bytes())
     made |= evidence_pages(root, facts)
-    if (root / readme_figure.RECORDS).is_dir():
+    if (root / "README.md").is_file():  # its figure; other roots have pages alone
         made |= readme_figure.files(root)
     there = {f.relative_to(root) for f in [*(root / PAGES).glob("*.[mh]*"), *(root / FIGURES).glob("*.svg")]}
     differ = [

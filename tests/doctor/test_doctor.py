@@ -146,7 +146,7 @@ def test_a_config_that_can_run(place):
 @pytest.mark.parametrize(
     ("change", "name", "says"),
     [
-        ({"num_generations": 3}, "settings", "divisible"),
+        ({"num_generations": 3}, "settings", "does not divide"),
         ({"guide": "branch", "beta": 0.0}, "settings", "beta above 0"),
         ({"betta": 1}, "settings", "did you mean"),
         ({"bf16": True, "use_cpu": False}, "settings", "bf16"),

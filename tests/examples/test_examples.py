@@ -33,7 +33,7 @@ def run(tmp_path, monkeypatch, capsys):
 
 def test_own_task(run):
     space, out = run("own_task.py")
-    assert "step 10/10" in out
+    assert "10/10  reward" in out
     assert len((SHELF / "own_task.py").read_text().splitlines()) <= 40
     right, gold = ["3+8-1", "8-1+3"], "3 8 1=10"
     wrong = ["3+8", "3+8-2", "3+8-1 ", "", "3*8-1", "8+3+1", "3+8-1-0", "11-1"]
@@ -44,7 +44,7 @@ def test_own_task(run):
 
 def test_own_guide(run):
     _, out = run("own_guide.py")
-    assert "step 10/10" in out
+    assert "10/10  reward" in out
     h = torch.tensor([[0.1, 2.0, 0.3, 2.5, 2.5], [1.5, 1.5, 0.0, 0.0, 0.0]])
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 0, 0, 0, 0]])
     q = make_guide("early-fork", q=1.2, tokens=4)(Signals(logps=-h, ref_logps=-h, mask=mask, entropies=h)).exp()
@@ -53,7 +53,7 @@ def test_own_guide(run):
 
 def test_own_advantage(run):
     _, out = run("own_advantage.py")
-    assert "step 10/10" in out
+    assert "10/10  reward" in out
     rewards, lengths = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([5, 10, 10, 2])
     found = make_advantage("brief", share=0.2)(rewards, group=4, lengths=lengths)
     paid = torch.tensor([1.1, 1.0, 0.0, 0.0])
@@ -93,7 +93,7 @@ def test_the_run_on_a_cpu_runs(tmp_path, monkeypatch, capsys):
     argv, config, processes = launch.take_flags(words[2:])
     assert (config, int(processes)) == ("cpu", 2)
     assert cli.main(["train", *argv]) == 0
-    assert "step 2/2" in capsys.readouterr().out
+    assert "2/2  reward" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(not LOG.is_file(), reason="the records are not shipped with the package")

@@ -26,7 +26,7 @@ def test_all_cells_run(tmp_path, monkeypatch, capsys):
     plt.close("all")
     assert len(shown) == 2
     out = capsys.readouterr().out
-    assert "step 40/40" in out
+    assert "40/40  reward" in out
     lab, q, counts, curves = (space[name] for name in ("lab", "q", "counts", "curves"))
     assert lab.final["k1-reward"]["branch"] < 1e-3 < 0.05 < lab.final["k3+"]["branch"]
     assert lab.inert["k3+"]["branch"] < 1e-9, "the page says that the guide does nothing there"

@@ -210,5 +210,5 @@ def test_the_same_runs_give_the_same_files(tmp_path):
 
 
 def test_an_unknown_name_is_refused(tmp_path):
-    with pytest.raises(UserError, match="choose one of table1"):
+    with pytest.raises(UserError, match="perhaps you mean table"):
         make("table7", {}, tmp_path)

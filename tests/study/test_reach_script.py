@@ -52,7 +52,9 @@ def test_the_counts_of_all_evaluations(reach, tmp_path):
     assert len(drawn) == 10
     assert 0 < len(right) < 10
 
-    asked = run.RunArguments("countdown-ltr", 10, str(tmp_path / "new" / "reach.json"), decontaminate=False)
+    asked = run.RunArguments(
+        task="countdown-ltr", rows=10, within_reach=str(tmp_path / "new" / "reach.json"), decontaminate=False
+    )
     assert {p.id for p in run.problems(asked)} == {p for p, n in right.items() if n < 6}
     assert set(drawn) == {p.id for p in load_task("countdown-ltr", limit=10, split="train")}
 

@@ -56,7 +56,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_changes_nothing(place):  # noqa: F81
         assert said[at + 1] == "to go on, run the same command again:"
         assert last_complete((place / saved).parent, ours=where != "sft") == str(place / saved)
         first, verb, *argv = shlex.split(said[at + 2])
-        assert (first, verb, argv) == ("sage-rlvr", "train", [*FLAGS, "--output_dir", "cut 2/run"])
+        assert (first, verb, argv) == ("sage-rlvr", "train", [*FLAGS, "--out", "cut 2/run"])
     done = train(place, *argv)
     assert done.returncode == 0, done.stderr
     assert logged(place / "cut 2" / "run") == logged(place / "whole" / "run")

@@ -234,7 +234,7 @@ def test_the_card_and_the_exact_case_say_so(model, kept, tmp_path):
     [
         ({"keep_divergence": "reverse"}, "keep_divergence='reverse' is unknown; choose one of forward, js"),
         ({"keep_coef": -0.1}, "keep_coef=-0.1 weighs a divergence"),
-        ({"keep_coef": float("nan")}, "keep_coef=nan weighs a divergence"),
+        ({"keep_coef": float("nan")}, "keep_coef must be a finite number"),
         ({"keep_batch": 0}, "keep_batch=0 counts answers"),
         ({"keep_per_problem": 0}, "keep_per_problem=0 counts answers"),
         (

@@ -234,9 +234,9 @@ def test_a_checkpoint_without_its_reference_is_refused(folder, adapter, tmp_path
     ("options", "sentence"),
     [
         ({"anchor_reset": -1}, "anchor_reset=-1 is the number of optimizer steps"),
-        ({"anchor_reset": 2.0}, "anchor_reset=2.0 is the number of optimizer steps"),
-        ({"anchor_reset": True}, "anchor_reset=True is the number of optimizer steps"),
-        ({"anchor_reset": None}, "anchor_reset=None is the number of optimizer steps"),
+        ({"anchor_reset": 2.0}, "anchor_reset must be a whole number, and is 2.0"),
+        ({"anchor_reset": True}, "anchor_reset must be a whole number, and is True"),
+        ({"anchor_reset": None}, "anchor_reset must be a whole number, and is None"),
         ({"anchor_reset": 2, "beta": 0.0, "guide": "none"}, "anchor_reset=2 with beta=0: there is no reference"),
         ({"anchor_reset": 2, "sync_ref_model": True}, "anchor_reset=2 and sync_ref_model=True both move the reference"),
     ],

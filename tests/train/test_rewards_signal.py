@@ -50,7 +50,7 @@ def test_each_row_has_its_own_reward(folder, tmp_path, way):
         assert torch.equal(log_q.ne(0).any(1), (expected > 0) & (signals.mask.sum(1) > 0))
         return log_q
 
-    seen.across_rows, seen.check_rewards = False, guide.check_rewards  # as the guide it stands for
+    seen.across_rows, seen.check_rewards, seen.settings = False, guide.check_rewards, guide.settings  # as the guide
     trainer.guide = seen
     trainer.train()
     assert asked

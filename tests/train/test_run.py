@@ -150,7 +150,7 @@ def test_a_kept_adapter_is_trained_further_and_its_start_is_the_reference(place)
     settings, args, model_args = run.parse(["--config", "tiny.yaml", "--no_decontaminate"])
     recipe = yaml.safe_load((place / "mysft.yaml").read_text()) | {"keep": "adapter"}
     (place / "mysft.yaml").write_text(yaml.safe_dump(recipe))
-    start = run._sft_stage(settings, args, model_args)
+    start = run._sft_stage(settings, args, model_args, "again")
     assert start.name == "adapter"
     trainer = run.build(settings, args, model_args, str(start))
     after_sft, base = load_model(start, dtype="float32"), load_model("base", dtype="float32")
@@ -244,7 +244,7 @@ def test_the_example_runs(tmp_path):
         cwd=tmp_path, capture_output=True, text=True, timeout=1200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "step 20/20" in done.stdout
+    assert "20/20  reward" in done.stdout
 
 
 def test_a_user_error_has_a_type():

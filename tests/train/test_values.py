@@ -46,7 +46,7 @@ TABLE = [
     (["--lr_scheduler_type", "cosin"], "lr_scheduler_type='cosin' is unknown: perhaps you mean cosine"),
     (["--optim", "adam"], "optim='adam' is unknown: perhaps you mean adamw_torch"),
     (["--report_to", "wandbb"], "report_to='wandbb' is unknown: perhaps you mean wandb"),
-    (["--loss_type", "zzz"], "loss_type='zzz' is unknown; choose one of grpo,"),
+    (["--loss_type", "zzz"], "loss_type='zzz' is unknown: choose from grpo,"),
     (["--beta", "-1"], "beta must be 0 or more, and is -1.0."),
     (["--temperature", "0"], "temperature must be above 0, and is 0.0."),
     (["--top_p", "2"], "top_p must be at most 1, and is 2.0."),
