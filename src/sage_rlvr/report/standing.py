@@ -24,7 +24,7 @@ from sage_rlvr.stats.intervals import FEWEST, Estimate, Interval, crossed
 SEEDED = re.compile(r"(.+)-s(\d+)")
 CHECKPOINT = re.compile(r"eval-\d+")  # an evaluation of earlier weights: a point of a path, not a variant
 FIFTH = 5  # health compares the last fifth of a log with the first
-PLAIN = (None, "group", [], ["group"])  # GRPO's own advantage
+PLAIN: tuple[Any, ...] = (None, "group", [], ["group"])  # GRPO's own advantage
 TRUNCATED, IDLE, NO_VARIANCE = 0.2, 0.01, 0.8
 
 
