@@ -196,7 +196,7 @@ MUTANTS = [
         "tests/study/test_matched.py",
         (
             "points that chance puts outside of the frontier are judged",
-            "room.mean < ASTRAY * room.error",
+            "room.mean <= max(0.0, ASTRAY * room.error)",
             "room.mean < -1",
             "test_a_point_that_draws_put_outside_of_the_frontier_is_not_judged",
         ),
