@@ -13,15 +13,14 @@ from transformers.utils import logging
 
 from sage_rlvr.analysis.page import trace_page
 from sage_rlvr.analysis.style import MARK, Figure, line, panels, save
-from sage_rlvr.evaluate.counts import TaskCounts, counts_of
-from sage_rlvr.metrics import pass_at_k
 from sage_rlvr.models import write_whole
 from sage_rlvr.provenance import made_with
-from sage_rlvr.stats.intervals import Interval, bootstrap_interval
+from sage_rlvr.stats.intervals import Interval
 from sage_rlvr.study import page
+from sage_rlvr.study.against import read_standings
 from sage_rlvr.study.plan import read_folder
 from sage_rlvr.study.run import finished_runs
-from sage_rlvr.study.table import Row, as_json, as_markdown, common_problems, shown, study_rows
+from sage_rlvr.study.table import Row, as_json, as_markdown, shown, study_rows
 
 TRACED = {"limit": 12, "per_problem": 4}  # problems and completions whose tokens the page can shade
 WIDTH = 80  # of the tables
@@ -72,22 +71,14 @@ class Difference:
 
 
 def differences(out: str | Path, free: str | None) -> list[Difference]:
-    """Every trained variant minus the base, then minus ``free``, the one without KL. The study's first task; the first seed."""
-    study, task = read_folder(out), read_folder(out).evaluate["tasks"][0]
-    counts: dict[str, TaskCounts] = {}
-    for run, folder in finished_runs(out).items():
-        counts.setdefault(run if run == "base" else study.variant_of(run)[0], counts_of(folder).tasks[task])
-    common = common_problems(list(counts.values()))
-    own = {variant: c.only(common) for variant, c in counts.items()}
-    solved = {
-        variant: [pass_at_k(c.totals, c.rights, k) for k in (1, c.n * len(c.seeds))] for variant, c in own.items()
-    }
+    """Every trained variant minus the base, then minus ``free``, the one without KL. The study's first task."""
+    found = read_standings(out)
     return [
-        Difference(variant, reference, *(bootstrap_interval(x, y) for x, y in zip(ours, solved[reference])))
+        Difference(x.variant, reference, x.pass_1, x.pass_n)
         for reference in ("base", free)
-        if reference is not None and reference in solved
-        for variant, ours in solved.items()
-        if variant not in ("base", reference)
+        if reference in found.seeds
+        for x in found.less(reference)
+        if x.task == found.tasks[0]
     ]
 
 
@@ -105,7 +96,7 @@ def sentence(found: list[Difference], free: str | None, n: int) -> str:
     outside = [v for v in others if not _between(by[v, "base"], by[v, free], moved)]
     inside = ", ".join(v for v in others if v not in outside)
     if inside:
-        said += f"; with an anchor ({inside}) both lie between the base and that, within the 95% intervals"
+        said += f"; with an anchor ({inside}), both numbers lie between the base and no KL, within the 95% intervals"
     if outside:
         said += f"; {', '.join(outside)}: not between"
     return f"{said}."

@@ -42,7 +42,7 @@ def test_the_demo_learns():
         assert by[variant, FREE].pass_1.low <= 0
         assert by[variant, "base"].pass_n.low <= 0
     assert (
-        f"with an anchor ({', '.join(v for v in points() if v not in ('base', FREE))}) both lie between"
+        f"with an anchor ({', '.join(v for v in points() if v not in ('base', FREE))}), both numbers lie between"
         in RECORD["sentence"]
     )
 
@@ -94,7 +94,7 @@ def test_between_is_judged_by_intervals(over_base, over_free, inside):
     ]
     told = sentence(found, "free", 64)
     assert told.endswith(
-        "with an anchor (a) both lie between the base and that, within the 95% intervals."
+        "with an anchor (a), both numbers lie between the base and no KL, within the 95% intervals."
         if inside
         else "; a: not between."
     )
