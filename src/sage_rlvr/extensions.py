@@ -4,7 +4,6 @@
 the ranks of a training) load it too.
 """
 
-import difflib
 import os
 import sys
 import traceback
@@ -15,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.names import closest
 
 MODULES = "SAGE_RLVR_IMPORT"  # comma-separated
 
@@ -50,7 +50,7 @@ def load_function(name: str, flag: str) -> Callable[..., Any]:
     if not callable(found):
         what = "is not a function" if found is not None else "is not there"
         functions = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        near = difflib.get_close_matches(attribute, functions, n=1) or functions[:8]
+        near = closest(attribute, functions)[:1] or functions[:8]
         there = f"{source} has {', '.join(near)}" if near else f"{source} has no function"
         raise UserError(f"{flag} {name}: {attribute!r} {what}; {there}.")
     return found
@@ -61,7 +61,7 @@ def _module(source: str, asked: str) -> ModuleType:
     a_file = path.suffix == ".py"
     if a_file and not path.is_file():
         here = sorted(p.name for p in (path.parent if path.parent.is_dir() else Path()).glob("*.py"))
-        near = difflib.get_close_matches(path.name, here, n=1)
+        near = closest(path.name, here)
         raise UserError(f"{asked}: there is no file {source}{f'; did you mean {near[0]}?' if near else '.'}")
     folder = str(path.resolve().parent) if a_file else os.getcwd()
     if folder not in sys.path:

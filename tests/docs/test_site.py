@@ -37,6 +37,12 @@ def test_every_page_is_in_the_site(site):
             assert (site / page.relative_to(ROOT / "docs").with_suffix(".html")).is_file(), page.name
 
 
+def test_the_playground_is_in_the_site(site):
+    from sage_rlvr.lab.playground import playground
+
+    assert (site / "playground.html").read_text(encoding="utf-8") == playground()
+
+
 def test_links_and_anchors_resolve(site):
     """mkdocs checks Markdown links; this one reads what a browser will: every href and src, and the ids they point to."""
     pages = {p.relative_to(site).as_posix(): p.read_text(encoding="utf-8") for p in site.rglob("*.html")}

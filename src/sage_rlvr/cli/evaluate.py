@@ -10,7 +10,7 @@ from sage_rlvr.names import OLD
 def _eval_flags(p: argparse.ArgumentParser) -> None:
     from sage_rlvr.evaluate.arguments import EvalArguments
 
-    p.usage = "sage-rlvr eval --model MODEL --task TASK --out FOLDER [--n N] [--temperature T] [flags]"
+    p.usage = "sage-rlvr eval --model MODEL --task TASK --out FOLDER [--n N] [flags]"
     add_fields(p, EvalArguments, OLD)
 
 
@@ -25,7 +25,7 @@ def _eval(args: argparse.Namespace) -> None:
 
 EVAL = Verb(
     "sample and judge: pass@k for k up to n, with intervals; run the same command again to continue",
-    "sage-rlvr eval --model runs/branch --task amc23 --n 64 --out runs/branch-eval",
+    "sage-rlvr eval --model runs/branch --task amc23 --n 64 --out runs/eval",
     _eval_flags,
     _eval,
 )

@@ -4,7 +4,6 @@ With a reward of the user's, rows go to TRL as they are. Without one, the answer
 """
 
 import csv
-import difflib
 import hashlib
 import io
 import json
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.names import closest
 from sage_rlvr.tasks.loading import no_waiting, read_rows
 from sage_rlvr.tasks.registry import COLUMNS, PROMPT, TASKS, Problem, Source, Task
 from sage_rlvr.verify import extract_answer
@@ -60,7 +60,7 @@ def read_data(source: str, config: str | None = None, split: str | None = None) 
         data = OwnData(name, rows, [f"{name}:{i}" for i in range(1, len(rows) + 1)])
     else:
         here = sorted(p.name for p in (path.parent if path.parent.is_dir() else Path()).iterdir() if p.is_file())
-        near = difflib.get_close_matches(path.name, here, n=1)
+        near = closest(path.name, here)
         raise UserError(f"--dataset {source}: there is no such file{f'; did you mean {near[0]}?' if near else '.'}")
     if not data.rows:
         raise UserError(f"--dataset {source} is empty: it needs one row per prompt.")
@@ -217,7 +217,7 @@ def _column(data: OwnData, named: str | None, usual: Sequence[str], flag: str, n
         return str(found)
     if not (named or needed):
         return ""
-    near = difflib.get_close_matches(named or usual[0], columns, n=1, cutoff=0.5)
+    near = closest(named or usual[0], columns)
     wanted = repr(named) if named else " or ".join(map(repr, usual))
     way_out = f"write --{flag} {near[0]}" if near else f"name it with --{flag}"
     other = "" if flag == "prompt_column" else ", or judge with --reward file.py:function"

@@ -3,6 +3,7 @@
 import json
 import random
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from sage_rlvr.metrics import pass_at_k
 
 
-class SaidOnce(TrainerCallback):
+class SaidOnce(TrainerCallback, ABC):
     """Prints its sentence at the first log with ``metric`` above ``limit`` and a mean of log π − log(q·π_ref) below 0."""
 
     metric: str
@@ -29,8 +30,9 @@ class SaidOnce(TrainerCallback):
             self.said = True
             print(f"sage: at step {state.global_step} {self.sentence(value, mean)}")
 
+    @abstractmethod
     def sentence(self, value: float, mean: float) -> str:
-        raise NotImplementedError
+        """What is wrong and what to do, after "at step N"."""
 
 
 class OnPolicy(SaidOnce):

@@ -14,7 +14,10 @@ from sage_rlvr.train.recipes import recipe_lines
 SHARED = {
     "config": ("a recipe (listed below) or a YAML file of yours; flags override it", None),
     "model": ("a Hub id, a folder or a .gguf file", None),
-    "out": ("folder for checkpoints and trained weights (default: runs/RECIPE, else runs/sage)", None),
+    "out": (
+        "folder for checkpoints and trained weights (default: runs/RECIPE; without one, by guide, task and model)",
+        None,
+    ),
     "max_tokens": ("longest completion, in tokens", 512),
 }
 TRL = {
@@ -31,7 +34,9 @@ TRL = {
 }
 EXAMPLES = (
     "sage-rlvr train --config recipes/branch.yaml --learning_rate 1e-6",
-    "sage-rlvr train --model Qwen/Qwen2.5-0.5B-Instruct --task gsm8k --out runs/mine",
+    "sage-rlvr train --model Qwen/Qwen2.5-0.5B-Instruct --task gsm8k --out runs/x",
+    "sage-rlvr train --model Qwen/Qwen2.5-0.5B-Instruct --dataset data.jsonl",
+    "                --reward rewards.py:correct --out runs/x",
 )
 DERIVED = {"use_bias_correction_kl"}  # nobody sets it
 
@@ -57,8 +62,8 @@ def train_help(width: int | None = None) -> str:
         f"still work: {', '.join(f'--{field} is --{name}' for name, field in FIELDS.items())}."
     )
     parts = [
-        "usage: sage-rlvr train [--config RECIPE] [--model MODEL] [--task TASK]\n"
-        "                       [--out FOLDER] [--SETTING VALUE ...]",
+        "usage: sage-rlvr train [--config RECIPE] [--model MODEL] [--out FOLDER]\n"
+        "                       [--task TASK | --dataset DATA] [--SETTING VALUE ...]",
         textwrap.fill(about, width),
         "examples:\n" + "\n".join(f"  {line}" for line in EXAMPLES),
         _listed("the run:", SHARED | run, width),
@@ -76,7 +81,7 @@ def _listed(title: str, settings: dict[str, tuple[str, Any]], width: int) -> str
     wrapper = textwrap.TextWrapper(width, initial_indent=" " * 6, subsequent_indent=" " * 6, break_on_hyphens=False)
     lines = [title]
     for name, (said, default) in settings.items():
-        shown = "" if default is None or "(default" in said else f" (default: {default})"
+        shown = "" if default in (None, "") or "(default" in said else f" (default: {default})"
         lines += [f"  --{name}", *wrapper.wrap(said.rstrip(".") + shown)]
     return "\n".join(lines)
 
