@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 from steady import steady
 
-from sage_rlvr.stats.intervals import Interval
+from sage_rlvr.stats.intervals import FEWEST, Interval
+from sage_rlvr.study.controls import HALF, MIXED, null, positive
 from sage_rlvr.study.frontier import Frontier, Planes, Point, frontiers, read_planes
-from sage_rlvr.study.frontier_figure import base_point, draw_frontier
+from sage_rlvr.study.frontier_figure import draw_frontier
 from sage_rlvr.study.guess import guess_line
 from sage_rlvr.study.matched import matched, pairs
 from sage_rlvr.study.plan import Study
@@ -30,18 +31,19 @@ def frontier_part(page: Any, out: Path, task: str, whole: Study | None) -> None:
     references = [r for r in REFERENCES if len(families.get(r, [])) > 1]
     if not references:
         return
-    n, base = steady(base_point(out, task))
+    n, base = planes.k, steady(planes.start)
     asked = judged(families, references)
     found = {r: {f.family: f for f in steady(frontiers(families, r, max(1, len(asked))))} for r in references}
     points = {r: {p.variant: p for p in steady(matched(families, r))} for r in references}
     swept = [family for family, own in families.items() if len(own) > 1]
+    sizes = ", ".join(str(own.size) for own in planes.strata)
     unequal = " The study is not done: arms have unequal numbers of seeds, which alone can move a gain."
     page.add(
         f"### {task}: frontiers",
         f"Gain: mean height of a family's frontier (pass@{n} over pass@1, a line through all of its arms) minus the reference's, "
         "where both are (“on”: that range of pass@1). 95% intervals over problems and seeds; “–”: no range is shared."
-        + unequal
-        * (whole is None),
+        + f" Compared within {len(planes.strata)} strata ({sizes} problems), then averaged." * bool(planes.strata)
+        + unequal * (whole is None),
         markdown(
             ["family", "points", *(f"gain over {r}" for r in references)],
             [
@@ -51,19 +53,21 @@ def frontier_part(page: Any, out: Path, task: str, whole: Study | None) -> None:
         ),
     )
     smaller_k(page, planes, references, swept)
+    if planes.strata:
+        controls_part(page, planes, references[0])
     one_setting(page, families, points, references, n)
     chosen = reference_of(found)
     if whole is not None and task == whole.evaluate["tasks"][0]:
         page.facts |= {"n": n, "found": found[chosen], "judged": asked, "base": base, "points": points[chosen]}
         page.facts |= {
-            "guess": guess_line(task, planes.problems, n),
+            "guess": guess_line(task, planes.problems, n, planes.strata),
             "runs": runs_of(planes),
             "control": CONTROL in families,
         }
         page.facts |= {"room": strata_part(page, planes, references, asked, chosen), "room_of": _room(planes)}
         page.facts["told"] = rules_part(page, whole, families, found, n)
     drawn = [*points[chosen].values()], [*found[chosen].values()]
-    guess = steady(guess_line(task, planes.problems, n))
+    guess = steady(guess_line(task, planes.problems, n, planes.strata))
     page.show(draw_frontier(f"{page.stem}-{task}-{chosen}.svg", *drawn, chosen, n, base, guess))
 
 
@@ -97,6 +101,35 @@ def smaller_k(page: Any, planes: Planes, references: list[str], swept: list[str]
 
 def _gains(families: Families, reference: str) -> dict[str, Interval | None]:
     return {f.family: f.gain for f in steady(frontiers(families, reference))}
+
+
+def controls_part(page: Any, planes: Planes, family: str) -> None:
+    """Does the instrument find a gain that is there, and none where there is none?"""
+    seeds = min(map(len, planes.runs[family].values()))
+    if seeds < 2 * FEWEST:
+        page.add(
+            "### Controls of the instrument",
+            f"Not judged: `{family}` has {seeds} seeds, and both controls need {2 * FEWEST}.",
+        )
+        return
+    rows = []
+    for control, name, made in (("positive", MIXED, positive), ("null", HALF, null)):
+        gain = _gains(made(planes, family).families(), family)[name]
+        found = gain is not None and gain.low > 0
+        rows.append(
+            [
+                control,
+                name,
+                shown(gain, sign="+"),
+                "as it must be" if found == (control == "positive") else "**not so**",
+            ]
+        )
+    page.add(
+        "### Controls of the instrument",
+        f"Both are made of `{family}`'s own samples. Two seeds mixed have more pass@k by arithmetic: a gain must be found. Half "
+        "of the seeds against the other half: none may be found.",
+        markdown(["control", f"`{family}` against", "gain", ""], rows),
+    )
 
 
 def one_setting(page: Any, families: Families, points: dict[str, Any], references: list[str], n: int) -> None:

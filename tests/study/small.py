@@ -15,5 +15,5 @@ SMALL = {
     "variants": {"grpo": {}, "branch": {"guide": "branch", "guide_args": {"threshold": 0.5}}},
     "seeds": [0],
     "evaluate": {"tasks": ["countdown-ltr"], "n": 4, "seeds": 1, "limit": 12, "temperature": 1.0, "min_p": 0.0, "max_tokens": 10,
-                 "prompt_format": "symbols"},
+                 "prompt_format": "symbols", "primary": {"k": 2}},
 }  # fmt: skip

@@ -61,7 +61,7 @@ def test_packaged_studies_are_whole(tmp_path):
     }
     for name in list_studies():
         study = load_study(name)
-        settings = {key: value for key, value in study.evaluate.items() if key != "path"}
+        settings = {key: value for key, value in study.evaluate.items() if key not in ("path", "primary")}
         EvalArguments(model="m", out="o", **settings)
         for variant in study.variants:
             run = f"{variant}-s{study.seeds[0]}"

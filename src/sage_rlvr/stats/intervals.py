@@ -132,18 +132,22 @@ def _together(parts: Sequence[float], freedom: Sequence[float]) -> tuple[float, 
 
 
 def linearised(
-    of: Callable[[NDArray[np.float64]], NDArray[np.float64]], arms: Sequence[ArrayLike], step: float = 1e-6
+    of: Callable[[NDArray[np.float64]], NDArray[np.float64]], *strata: Sequence[ArrayLike], step: float = 1e-6
 ) -> Estimate:
-    """``of`` the arms' means, (..., arms, K) → (...,), where ``arms`` holds tables (K, seeds, problems) over the same problems.
+    """``of`` the arms' means, (..., arms, K) → (...,), where a stratum holds one table (K, seeds, problems) per arm, all over the
+    same problems. With several strata: ``of`` in each of them, averaged; an arm has the same seeds in all.
 
     A small change of a mean moves ``of`` by its slope: the number varies as the sum of the arms' numbers, each times its slopes.
     """
-    tables = [np.asarray(x, dtype=float) for x in arms]
-    at = np.stack([x.mean((1, 2)) for x in tables])  # (arms, K)
-    steps = step * np.eye(at.size).reshape(at.size, *at.shape)
-    slopes = ((of(at + steps) - of(at - steps)) / (2 * step)).reshape(at.shape)
-    found = crossed([np.tensordot(slope, x, 1) for slope, x in zip(slopes, tables)])
-    return replace(found, mean=float(of(at)))
+    values, moved = [], []
+    for arms in strata:
+        tables = [np.asarray(x, dtype=float) for x in arms]
+        at = np.stack([x.mean((1, 2)) for x in tables])  # (arms, K)
+        steps = step * np.eye(at.size).reshape(at.size, *at.shape)
+        slopes = ((of(at + steps) - of(at - steps)) / (2 * step * len(strata))).reshape(at.shape)
+        moved.append([np.tensordot(slope, x, 1) for slope, x in zip(slopes, tables)])
+        values.append(float(of(at)))
+    return replace(crossed(*moved), mean=float(np.mean(values)))
 
 
 def student(p: float, df: float) -> float:

@@ -8,18 +8,22 @@ pass@1) the area is signed, ∫ pass@n d(pass@1) along the line, so that the fol
 No arm is left out for being beaten by another: a line through the best of many noisy arms lies above the truth, the more arms
 the higher, and 12 arms beat 4 on one and the same line in 11% of studies instead of 2.5%. Intervals are over problems and seeds
 (``stats.intervals``), the uncertainty of the range among them, since harder problems move both frontiers to the left together.
+
+A study may name its primary measure, as in ``evaluate: {primary: {k: 64, strata: [0, 2, 8, 25]}}``. Problems are sorted by how
+many samples of the base's first evaluation seed were right (0; 1–2; 3–8; 9–25; the rest is left out). Families are compared
+within each stratum, and heights and gains are averaged over the strata. Those samples of the base are used for nothing else.
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import numpy as np
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate.counts import TaskCounts, counts_of
+from sage_rlvr.evaluate.counts import RIGHT, TaskCounts, counts_of
 from sage_rlvr.metrics import pass_at_k
 from sage_rlvr.stats.intervals import Interval, linearised
 from sage_rlvr.study.plan import read_folder
@@ -29,14 +33,24 @@ from sage_rlvr.study.table import common_problems
 
 @dataclass(frozen=True)
 class Point:
+    """One arm on the plane of pass@1 and pass@n."""
+
     variant: str
     x: np.ndarray  # (seeds, problems) pass@1
     y: np.ndarray  # (seeds, problems) pass@n
+    strata: tuple[np.ndarray, ...] = ()  # indices of problems; empty: all of them are one stratum
 
     @property
-    def table(self) -> np.ndarray:
-        """(2, seeds, problems)"""
-        return np.stack([self.x, self.y])
+    def tables(self) -> list[np.ndarray]:
+        """(2, seeds, problems) per stratum."""
+        both = np.stack([self.x, self.y])
+        return [both[:, :, own] for own in self.strata] or [both]
+
+    @property
+    def mean(self) -> tuple[float, float]:
+        """pass@1 and pass@n, averaged over the strata."""
+        x, y = np.mean([table.mean((1, 2)) for table in self.tables], axis=0)
+        return float(x), float(y)
 
 
 @dataclass(frozen=True)
@@ -46,7 +60,7 @@ class Frontier:
     family: str
     points: dict[str, tuple[float, float]]  # variant → (pass@1, pass@n)
     on_it: list[str]  # those no other beats on both axes
-    over: tuple[float, float] | None  # the range of pass@1 that both have
+    over: tuple[float, float] | None  # the range of pass@1 that both have, in every stratum; averaged over the strata
     height: Interval | None
     gain: Interval | None  # height − the reference's over the same range, paired over problems
     seeds: int  # of the arm, of either family, that has the fewest
@@ -121,9 +135,9 @@ def frontiers(families: dict[str, list[Point]], reference: str, comparisons: int
     return [_frontier(name, families[name], families[reference], name == reference, comparisons) for name in families]
 
 
-def means(points: Sequence[Point]) -> tuple[np.ndarray, np.ndarray]:
-    """(points,) pass@1 and pass@n over all problems and seeds."""
-    return np.array([p.x.mean() for p in points]), np.array([p.y.mean() for p in points])
+def by_stratum(points: Sequence[Point]) -> list[list[np.ndarray]]:
+    """Per stratum: the points' tables (2, seeds, problems)."""
+    return [list(tables) for tables in zip(*(p.tables for p in points))]
 
 
 def _shared(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -134,7 +148,7 @@ def _shared(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _frontier(name: str, points: list[Point], reference: list[Point], itself: bool, comparisons: int) -> Frontier:
     own, theirs = in_order(points), in_order(reference)
-    size, arms = len(own), [p.table for p in (*own, *theirs)]
+    size, strata = len(own), by_stratum([*own, *theirs])
 
     def height(at: np.ndarray) -> np.ndarray:  # (..., arms, 2) → (...,)
         span = _shared(at[..., :size, 0], at[..., size:, 0])
@@ -144,16 +158,17 @@ def _frontier(name: str, points: list[Point], reference: list[Point], itself: bo
         span = _shared(at[..., :size, 0], at[..., size:, 0])
         return height(at) - mean_height(at[..., size:, 0], at[..., size:, 1], *span)
 
-    x, y = means(points)
-    low, high = _shared(means(own)[0], means(theirs)[0])
-    over = (float(low), float(high)) if high > low else None
-    more = linearised(gain, arms) if over and not itself else None
+    x, y = np.array([p.mean for p in points]).T
+    at = np.array([[table[0].mean() for table in arms] for arms in strata])  # (strata, arms) pass@1
+    low, high = _shared(at[:, :size], at[:, size:])
+    over = (float(low.mean()), float(high.mean())) if (high > low).all() else None
+    more = linearised(gain, *strata) if over and not itself else None
     return Frontier(
         name,
-        {p.variant: (float(a), float(b)) for p, a, b in zip(points, x, y)},
+        {p.variant: p.mean for p in points},
         [p.variant for p, on in zip(points, best(x, y)) if on],
         over,
-        linearised(height, arms).interval() if over else None,
+        linearised(height, *strata).interval() if over else None,
         more.interval() if more else None,
         min(len(p.x) for p in (*points, *reference)),
         more.interval(1 - 0.05 / comparisons) if more else None,
@@ -172,12 +187,19 @@ class Planes:
     n: int  # samples of each
     base: np.ndarray | None  # (problems,) right of n by the base; None where it lacks one
     runs: dict[str, dict[str, list[TaskCounts]]]  # family → variant → a seed each
+    k: int  # of the primary measure; n where the study names none
+    strata: tuple[np.ndarray, ...] = ()  # of the primary measure: indices of problems
+    start: tuple[float, float] | None = None  # the base's pass@1 and pass@k by the primary measure
 
     def families(self, k: int | None = None, own: np.ndarray | None = None) -> dict[str, list[Point]]:
-        """family → its points, pass@1 and pass@k (default: n), over the problems with the indices ``own`` (default: all)."""
+        """family → its points, pass@1 and pass@k, over the problems ``own`` (indices). Without both: the primary measure."""
+        primary = k is None and own is None
         at = slice(None) if own is None else own
         return {
-            family: [Point(v, _stack(runs, 1)[:, at], _stack(runs, k or self.n)[:, at]) for v, runs in arms.items()]
+            family: [
+                Point(v, _stack(runs, 1)[:, at], _stack(runs, k or self.k)[:, at], self.strata if primary else ())
+                for v, runs in arms.items()
+            ]
             for family, arms in self.runs.items()
         }
 
@@ -194,10 +216,35 @@ def read_planes(out: str | Path, task: str) -> Planes:
         variant = study.variant_of(run)[0]
         runs.setdefault(study.family_of(variant), {}).setdefault(variant, []).append(found.only(keep))
     first = next(iter(counts.values()))
-    whole = base is not None and set(keep) <= set(base.problems)
-    return Planes(
-        keep, first.n * len(first.seeds), base.only(keep).rights if base is not None and whole else None, runs
-    )
+    n = first.n * len(first.seeds)
+    base = base.only(keep) if base is not None and set(keep) <= set(base.problems) else None
+    primary = study.evaluate.get("primary", {})
+    strata = _strata(base, primary["strata"]) if "strata" in primary else ()
+    k = primary.get("k", n)
+    if base is None:
+        return Planes(keep, n, None, runs, k)
+    rest = (
+        replace(base, state=base.state[:, 1:], seeds=base.seeds[1:]) if strata else base
+    )  # the first seed sorted the problems
+    start = Point("base", _stack([rest], 1), _stack([rest], k), strata).mean if (rest.totals >= k).all() else None
+    return Planes(keep, n, base.rights, runs, k, strata, start)
+
+
+def _strata(base: TaskCounts | None, edges: Sequence[int]) -> tuple[np.ndarray, ...]:
+    """Problems by the base's right answers of its first seed: up to the first edge, up to the second, and so on."""
+    if base is None or len(base.seeds) < 2:
+        raise UserError(
+            "the strata need the base's samples of every problem, from two evaluation seeds or more (evaluate: {seeds: 2}): "
+            "the first sorts the problems."
+        )
+    rights = (base.state[:, 0] == RIGHT).sum(1)
+    of = np.searchsorted(edges, rights)  # 0: up to the first edge
+    found = tuple(np.flatnonzero(of == i) for i in range(len(edges)))
+    if few := [str(edge) for edge, own in zip(edges, found) if own.size < 2]:
+        raise UserError(
+            f"strata: fewer than two problems up to {', '.join(few)} right; name other edges, or more problems."
+        )
+    return found
 
 
 def read_families(out: str | Path, task: str, k: int | None = None) -> dict[str, list[Point]]:

@@ -6,12 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from sage_rlvr.evaluate.counts import counts_of
-from sage_rlvr.metrics import pass_at_k
 from sage_rlvr.report.style import INK, MARK, Figure, legend, line, panels, save
 from sage_rlvr.study.frontier import Frontier, in_order
 from sage_rlvr.study.matched import Matched
-from sage_rlvr.study.run import finished_runs
 
 COLUMNS = 4
 GREY = "#8a8a8a"
@@ -97,15 +94,3 @@ def _said(found: Sequence[Frontier], reference: str, n: int, guess: float | None
     gains = "; ".join(told) or "none shares a range of pass@1 with it"
     line = "" if guess is None else f" Guessing (valid answers drawn at random) has pass@{n} {guess:.3f}."
     return f"pass@{n} against pass@1 over each sweep, 95% intervals. Mean gain over {reference}: {gains}.{line}"
-
-
-def base_point(out: str | Path, task: str) -> tuple[int, tuple[float, float] | None]:
-    """n, and where the base stands: (pass@1, pass@n) over its whole problems; None where it is not done."""
-    done = finished_runs(out)
-    some = next(c for run in done if (c := counts_of(done[run]).tasks.get(task)) is not None)
-    n = some.n * len(some.seeds)
-    base = counts_of(done["base"]).tasks.get(task) if "base" in done else None
-    if base is None or not (base := base.at_least(n)).problems:
-        return n, None
-    one, many = (float(pass_at_k(base.totals, base.rights, k).mean()) for k in (1, n))
-    return n, (one, many)

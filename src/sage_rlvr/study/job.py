@@ -172,7 +172,7 @@ def _evaluate(study: Study, model: str, folder: Path, run: str) -> None:
     from sage_rlvr.evaluate.backends import Engines
     from sage_rlvr.evaluate.run import EvalArguments, evaluate
 
-    settings = {"run": run, **study.evaluate}
+    settings = {"run": run, **{key: value for key, value in study.evaluate.items() if key != "primary"}}
     path = settings.pop("path", {})
     with closing(Engines()) as engines:
         evaluate(EvalArguments(**{"model": model, "out": str(folder), **settings}), engines=engines)

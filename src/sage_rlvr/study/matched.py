@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sage_rlvr.stats.intervals import FEWEST, Interval, crossed, linearised
-from sage_rlvr.study.frontier import Point, ends, height_at, in_order, setting
+from sage_rlvr.study.frontier import Point, by_stratum, ends, height_at, in_order, setting
 
 ASTRAY = 1.2816  # standard errors from the frontier's end: nearer, and more than a tenth of studies would put the point outside
 
@@ -39,8 +39,8 @@ def matched(families: dict[str, list[Point]], reference: str, level: float = 0.9
             p.variant,
             p.x.shape[0],
             p.x.shape[1],
-            crossed([p.x]).interval(within=(0, 1)),
-            crossed([p.y]).interval(within=(0, 1)),
+            _level(p, 0),
+            _level(p, 1),
             None if family == reference else _gain(p, line, level),
         )
         for family, points in families.items()
@@ -48,8 +48,13 @@ def matched(families: dict[str, list[Point]], reference: str, level: float = 0.9
     ]
 
 
+def _level(point: Point, axis: int) -> Interval:
+    """pass@1 (axis 0) or pass@n (axis 1), averaged over the strata."""
+    return crossed(*([table[axis] / len(point.tables)] for table in point.tables)).interval(within=(0, 1))
+
+
 def _gain(point: Point, line: list[Point], level: float) -> Interval | None:
-    arms = [p.table for p in (point, *line)]
+    strata = by_stratum([point, *line])
 
     def over(at: np.ndarray) -> np.ndarray:  # (..., arms, 2) → (...,)
         x, y = at[..., 0], at[..., 1]
@@ -61,10 +66,11 @@ def _gain(point: Point, line: list[Point], level: float) -> Interval | None:
     def to_right(at: np.ndarray) -> np.ndarray:
         return ends(at[..., 1:, 0])[1] - at[..., 0, 0]
 
-    for room in (linearised(from_left, arms), linearised(to_right, arms)):
-        if room.mean <= max(0.0, ASTRAY * room.error):  # with one point on the line, both are 0
-            return None
-    return linearised(over, arms).interval(level)
+    for arms in strata:
+        for room in (linearised(from_left, arms), linearised(to_right, arms)):
+            if room.mean <= max(0.0, ASTRAY * room.error):  # with one point on the line, both are 0
+                return None
+    return linearised(over, *strata).interval(level)
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,7 @@ def pairs(families: dict[str, list[Point]], reference: str) -> list[Pair]:
             theirs = at.get(setting(p.variant))
             if family == reference or theirs is None or setting(p.variant) is None:
                 continue
-            one, many = (crossed([a, -b]).interval(level) for a, b in ((p.x, theirs.x), (p.y, theirs.y)))
+            strata, size = by_stratum([p, theirs]), len(p.tables)
+            one, many = (crossed(*([a[i] / size, -b[i] / size] for a, b in strata)).interval(level) for i in (0, 1))
             found.append(Pair(p.variant, theirs.variant, one, many, min(len(p.x), len(theirs.x))))
     return found

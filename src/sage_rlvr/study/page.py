@@ -21,7 +21,7 @@ from sage_rlvr.study.against import read_standings
 from sage_rlvr.study.distance import excesses, read_runs
 from sage_rlvr.study.distance_figure import draw_distance
 from sage_rlvr.study.frontier import frontiers, read_planes
-from sage_rlvr.study.frontier_figure import base_point, draw_frontier
+from sage_rlvr.study.frontier_figure import draw_frontier
 from sage_rlvr.study.guess import guess_line
 from sage_rlvr.study.matched import matched
 from sage_rlvr.study.plan import Study, load_study, read_folder
@@ -180,23 +180,30 @@ def show_frontier(out: str | Path, reference: str | None = None, task: str | Non
     families = planes.families()
     against = reference or next(iter(families))
     found, points = frontiers(families, against), matched(families, against)
-    title = f"{task}: mean height of each frontier, pass@n over pass@1, where it and {against}'s both are"
+    by = f", mean of {len(planes.strata)} strata of problems" * bool(planes.strata)
+    title = f"{task}: mean height of each frontier, pass@{planes.k} over pass@1, where it and {against}'s both are{by}"
     table = Grid(
         title, ("family", "points", "on the frontier", "height", f"gain over {against}"), left=("on the frontier",)
     )
     for f in found:
         table.add(f.family, str(len(f.points)), ", ".join(f.on_it), _signed(f.height), _signed(f.gain))
     table.show(console)
-    title = f"{task}: each point's pass@n minus {against}'s frontier at the same pass@1"
-    table = Grid(title, ("variant", "seeds", "pass@1", "pass@n", "gain"))
+    title = f"{task}: each point's pass@{planes.k} minus {against}'s frontier at the same pass@1{by}"
+    table = Grid(title, ("variant", "seeds", "pass@1", f"pass@{planes.k}", "gain"))
     for p in points:
         table.add(p.variant, str(p.seeds), *(_signed(x) for x in (p.pass_1, p.pass_n, p.gain)))
     table.show(console)
     stem = out / ("frontier" if task == first else f"frontier-{task}")
-    n, base = base_point(out, task)
-    draw_frontier(stem, points, found, against, n, base, guess_line(task, planes.problems, n))
+    guess = guess_line(task, planes.problems, planes.k, planes.strata)
+    draw_frontier(stem, points, found, against, planes.k, planes.start, guess)
     write_whole(Path(f"{stem}.json"), json.dumps([asdict(f) for f in found], indent=1) + "\n")
-    told = {"task": task, "reference": against, "n": n, "base": base, "points": [asdict(p) for p in points]}
+    told = {
+        "task": task,
+        "reference": against,
+        "n": planes.k,
+        "base": planes.start,
+        "points": [asdict(p) for p in points],
+    }
     write_whole(Path(f"{stem}_points.json"), json.dumps(told, indent=1) + "\n")
     console.print(f"written: {stem}.json, {stem}_points.json, {stem}.svg, {stem}.png", soft_wrap=True)
     _show_distance(console, out, task, against, Path(f"{stem}_distance"))

@@ -9,6 +9,7 @@ variants:
   more:    {guide: none, seeds: [3407, 0, 1]}                             # seeds of its own
 seeds:     [3407]
 evaluate:  {tasks: [aime, amc23], n: 256, seeds: 5}                       # path: {steps: [50, 100], n: 64}: checkpoints, too
+                                                                          # primary: {k: 64, strata: [0, 2, 8, 25]}: frontier.py
 
 A study may extend another, beside it or packaged, and say what differs; null takes a part, a setting or a variant out:
 
@@ -59,6 +60,18 @@ class Study:
         if not self.evaluate.get("tasks"):
             raise UserError(f"study {self.name}: evaluate: names no tasks.")
         self._check_path()
+        self._check_primary()
+
+    def _check_primary(self) -> None:
+        """What the study is judged by: pass@k, and the problems' strata by the base's right answers (see frontier.py)."""
+        primary = self.evaluate.get("primary", {})
+        k, edges = (primary.get("k"), primary.get("strata", [])) if isinstance(primary, dict) else (None, [])
+        rising = isinstance(edges, list) and all(type(edge) is int and edge >= 0 for edge in edges)
+        if primary and not (type(k) is int and k > 1 and rising and edges == sorted(set(edges))):
+            raise UserError(
+                f"study {self.name}: primary is {primary!r}; name k and rising numbers of right answers, as in "
+                "{k: 64, strata: [0, 2, 8, 25]}."
+            )
 
     def _check_path(self) -> None:
         """Checkpoints that are to be evaluated are written, and kept until then."""
