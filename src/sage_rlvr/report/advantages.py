@@ -37,7 +37,9 @@ def advantages(run: EvalRun, trains: Sequence[TrainRun]) -> Callable[[dict[str, 
     return of
 
 
-def _of_group(settings: dict[str, Any], right: int, wrong: int, unknown: int) -> tuple[float | None, float | None] | None:
+def _of_group(
+    settings: dict[str, Any], right: int, wrong: int, unknown: int
+) -> tuple[float | None, float | None] | None:
     """(of a wrong one, of a right one) in a group with these numbers of each."""
     import torch
 

@@ -119,7 +119,8 @@ def ranked(tasks: dict[str, Any], traced: set[Problem]) -> list[Problem]:
         spread = rates.var(0).round(9) if rates.size else np.zeros(len(t["problems"]))
         gone = lost(list(t["first"].values()))
         at = sorted(
-            range(len(t["problems"])), key=lambda j: ((task, t["problems"][j]) not in traced, not gone[j], -spread[j], j)
+            range(len(t["problems"])),
+            key=lambda j: ((task, t["problems"][j]) not in traced, not gone[j], -spread[j], j),
         )
         columns.append([(task, t["problems"][j]) for j in at])
     return [p for row in zip_longest(*columns) for p in row if p is not None]

@@ -191,7 +191,11 @@ class Explorer(ThreadingHTTPServer):
     def __init__(self, found: Found, port: int = 0, title: str = "SAGE explorer", resamples: int = RESAMPLES):
         self.shelves = [Shelf(run, found.trains) for run in found.evals]
         traces = [
-            {"count": len(s.traces.groups), "with": s.traces.settings, "first": next(iter(s.traces.groups), ())[:2] or None}
+            {
+                "count": len(s.traces.groups),
+                "with": s.traces.settings,
+                "first": next(iter(s.traces.groups), ())[:2] or None,
+            }
             for s in self.shelves
         ]
         self.page = live_page(found, traces, title, resamples=resamples)

@@ -38,11 +38,8 @@ function stepsOf(text) {
   return out.filter((step) => step.length);
 }
 
-const wordsOf = (step) =>
-  step
-    .map((piece) => piece.source.toLowerCase())
-    .join(" ")
-    .match(/[\p{L}\p{N}]+|[^\s\p{L}\p{N}]/gu) ?? [];
+const textOfStep = (step) => step.map((piece) => piece.source).join("");
+const wordsOf = (step) => textOfStep(step).toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? [];
 
 /** Share of words in common, counted: 1 where both have the same. */
 function alike(a, b) {
@@ -90,7 +87,9 @@ function aligned(left, right) {
     j = 0;
   for (const [p, q] of [...(short ? matched(a.length, b.length, near) : []), [left.length, right.length]]) {
     while (i < p || j < q) rows.push([i < p ? left[i++] : null, j < q ? right[j++] : null, "apart"]);
-    if (p < left.length && q < right.length) rows.push([left[p], right[q], a[p].join(" ") === b[q].join(" ") ? "same" : "alike"]);
+    const both = p < left.length && q < right.length,
+      same = both && textOfStep(left[p]).trim() === textOfStep(right[q]).trim();
+    if (both) rows.push([left[p], right[q], same ? "same" : "alike"]);
     i = p + 1;
     j = q + 1;
   }
@@ -125,8 +124,8 @@ function besideTable(right, wrong, run) {
       el("bdi", {}, plainName(of)),
       " ",
       verdictMark(s.v),
-      el("small", {}, el("bdi", {}, legible(` answer ${s.a ?? "none"} · log π(y) ${s.lp === null ? "–" : brief(s.lp)}`))),
-      el("button", { type: "button", onclick: () => explorer.go({ ...s, run: of }) }, s.trace ? "Its tokens" : "Alone"),
+      el("small", {}, el("bdi", {}, legible(`answer ${s.a ?? "none"} · log π(y) ${s.lp === null ? "–" : brief(s.lp)}`))),
+      el("button", { type: "button", onclick: () => explorer.go({ ...s, run: of }) }, s.trace ? "Open its tokens" : "Open"),
     );
   const cell = (step, other, of) =>
     el("td", { "data-run": plainName(of), class: step ? null : "none", dir: "auto" }, step ? stepNodes(step, other) : []);
@@ -137,7 +136,7 @@ function besideTable(right, wrong, run) {
   );
   return el(
     "table",
-    { class: "beside" },
+    { class: "side-by-side" },
     el("caption", { class: "hidden" }, "Two completions, side by side"),
     el("thead", {}, el("tr", {}, head(right, BASE), head(wrong, run))),
     el("tbody", {}, rows),
@@ -146,7 +145,7 @@ function besideTable(right, wrong, run) {
 
 /** An element that fills itself when both completions are there. */
 function besideView(run, task, problem) {
-  const box = el("div", { class: "beside-box", "aria-live": "polite" });
+  const box = el("div", { "aria-live": "polite" });
   const none = (of, verdict) =>
     `This page holds no ${verdict} completion of ${problem} by ${plainName(of)}${DATA.live ? "." : "; ‘sage-rlvr explore’ has them all."}`;
   const fill = async () => {
