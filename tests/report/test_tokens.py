@@ -17,6 +17,7 @@ from sage_rlvr.report.page import build_report
 from sage_rlvr.store import SampleStore
 from tests.report.browser import Browser, needs_browser
 from tests.report.synthetic import write_log, write_store, write_trace
+from tests.report.test_page import CONTRAST
 
 LOST = "aime-001"  # the base solves it, the run never does
 RIGHT = r"So $x^2 = \frac{%d}{2}$ holds." + "\nBoth say this very line.\n" + r"The answer is \boxed{42}."
@@ -270,6 +271,10 @@ def test_a_lost_problem_side_by_side(opened, root):
         b.js("location.reload()")
         b.wait(READY)
         b.wait("return document.querySelector('.side-by-side') !== null")
+    for width, dark in ((390, False), (390, True), (1440, True)):
+        b.size(width, 900, dark)
+        assert b.js(CONTRAST) == []
+        assert b.js("return document.documentElement.scrollWidth <= innerWidth")
     b.js("document.querySelector('.side-by-side th button').click()")
     b.wait("return !document.querySelector('.side-by-side')")
     assert facts(b, ".detail")["Seed"] == f"0, sample {best[0]['index']}"

@@ -242,7 +242,7 @@ class Explorer {
     const all = c.shown === c.stored && !c.cut && traced === c.traces;
     return all
       ? `All ${number(c.stored)} completions of this run are in the page.`
-      : `To stay small, this page holds ${number(c.shown)} of the ${number(c.stored)} completions of this run, from ${number(c.problems)} of its ${number(c.of)} problems: right and wrong ones by turns.${cut}${traces} ‘sage-rlvr explore’ has them all.${c.notes.length ? ` Note: ${c.notes.slice(0, 3).join("; ")}.` : ""}`;
+      : `To stay small, this page holds ${number(c.shown)} of the ${number(c.stored)} completions of this run, from ${number(c.problems)} of its ${number(c.of)} problems: right and wrong ones by turns, of each the likeliest first.${cut}${traces} ‘sage-rlvr explore’ has them all.${c.notes.length ? ` Note: ${c.notes.slice(0, 3).join("; ")}.` : ""}`;
   }
 
   empty() {
