@@ -77,7 +77,12 @@ class Formula {
   row(ends) {
     if (++this.depth > DEEPEST) throw new Error("too deep");
     const out = [];
-    for (let word = this.peek(); word !== undefined && !ends(word); word = this.peek()) out.push(this.scripted());
+    for (let word = this.peek(); word !== undefined && !ends(word); word = this.peek()) {
+      const before = out[out.length - 1],
+        first = !before || (before.localName === "mo" && !/^[)\]}|‖⟩⌋⌉!′]$/.test(before.textContent));
+      out.push(this.scripted());
+      if (first && /^[-+]$/.test(word)) out[out.length - 1].setAttribute("form", "prefix"); // of a number: no space after it
+    }
     this.depth -= 1;
     return mathml("mrow", {}, ...out);
   }
@@ -254,16 +259,17 @@ const TEX = new RegExp(
 );
 const PROSE = /[A-Za-z]{4,} [A-Za-z]{2,}/; // between two prices, not in a formula
 
-/** The text in pieces: {source} is text, {source, tex, display} a formula. */
+/** The text in pieces: {source} is text, {source, code} code, {source, tex, display} a formula. */
 function formulas(text) {
   const out = [];
   let from = 0;
   for (const hit of text.matchAll(TEX)) {
     const [source, asIs, dollars, bracketed, round, inline, environment, , box] = hit;
     const tex = dollars ?? bracketed ?? round ?? inline ?? environment ?? box;
-    if (asIs !== undefined || PROSE.test(tex.replace(/\\(text|mbox)\w*\{[^}]*\}|\\[A-Za-z]+/g, " "))) continue;
+    if (asIs === undefined && PROSE.test(tex.replace(/\\(text|mbox)\w*\{[^}]*\}|\\[A-Za-z]+/g, " "))) continue;
     if (hit.index > from) out.push({ source: text.slice(from, hit.index) });
-    out.push({ source, tex, display: Boolean(dollars ?? bracketed ?? environment) });
+    if (asIs !== undefined) out.push({ source, code: true });
+    else out.push({ source, tex, display: Boolean(dollars ?? bracketed ?? environment) });
     from = hit.index + source.length;
   }
   if (from < text.length) out.push({ source: text.slice(from) });
@@ -283,7 +289,8 @@ function asMath({ tex, display }) {
 function rendered(text) {
   const all = formulas(text).map((piece) => ({ ...piece, math: asMath(piece) })),
     block = (piece) => piece?.math && piece.display;
-  return all.map(({ source, math }, i) => {
+  return all.map(({ source, code, math }, i) => {
+    if (code) return el("code", {}, legible(source));
     if (math) {
       math.setAttribute("title", legible(source));
       return math;
