@@ -84,11 +84,10 @@ class Explorer {
     this.load();
   }
 
-  /** Opens what a link names. */
+  /** Opens what a link names: the run, and t, p, s, i as a sample has them. */
   go(at) {
-    const { run, t, p, s, i } = at;
-    this.wanted = { show: "tokens", ...at, seed: String(s), index: String(i) };
-    this.set({ run, task: t, problem: p, verdict: "", search: "", lost: false }, true);
+    this.wanted = at.i === undefined ? null : { show: "tokens", ...at };
+    this.set({ run: at.run, task: at.t, problem: at.p ?? "", verdict: "", search: "", lost: false }, true);
   }
 
   drawFilters(tasks, known, lost) {
@@ -198,17 +197,16 @@ class Explorer {
   }
 
   openWanted(rows) {
-    const { seed, index } = this.wanted,
-      s = this.state,
-      row = rows.find((r) => String(r.s) === seed && String(r.i) === index);
-    if (row || DATA.live) this.open(row ?? { t: s.task, p: s.problem, s: seed, i: index });
+    const { t, p, s, i } = this.wanted,
+      row = rows.find((r) => [r.t, r.p, r.s, r.i].join() === [t, p, s, i].join());
+    if (row || DATA.live) this.open(row ?? { t, p, s, i });
     else {
       this.wanted = null;
       this.detail.replaceChildren(
         el(
           "p",
           { class: "empty" },
-          `This page does not hold sample ${index} (seed ${seed}) of ${s.problem} by ${plainName(s.run)}; ‘sage-rlvr explore’ on its folder has it.`,
+          `This page does not hold sample ${i} (seed ${s}) of ${p} by ${plainName(this.state.run)}; ‘sage-rlvr explore’ on its folder has it.`,
         ),
       );
     }
