@@ -126,7 +126,7 @@ def explorer(slices: Path, to: Path) -> None:
             with tarfile.open(archive) as tar:
                 tar.extractall(work, filter="data")
         base = "base/eval" if Path(work, "base").is_dir() else None
-        build_report(work, to, base=base, limit=PAGE_BYTES, title=TITLE)
+        build_report(work, to, base=base, limit=PAGE_BYTES, title=TITLE, only_tokens=True)
 
 
 def look(args: argparse.Namespace) -> None:

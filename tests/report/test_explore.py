@@ -173,7 +173,7 @@ def test_the_page_loads_on_demand(server):
         b.show("explorer")
         b.wait("return document.querySelectorAll('.samples button').length === 50")
         b.js("document.querySelectorAll('#explorer .pager button')[1].click()")
-        b.wait("return document.querySelector('#explorer .note').textContent.startsWith('51–100')")
+        b.wait("return document.querySelector('#explorer .note').textContent.startsWith('51–80 of 80')")
         b.js(PROBLEM, "aime-001")
         b.wait("return document.querySelector('#explorer .note').textContent === '1–50 of 80'")
         b.js("[...document.querySelectorAll('.samples button')].find(x => x.textContent.includes('#3 ')).click()")
@@ -182,6 +182,8 @@ def test_the_page_loads_on_demand(server):
         b.wait(f"return document.querySelector('.text').textContent.length === {len(LONG)}")
         b.js(PROBLEM, "aime-000")
         b.wait("return document.querySelectorAll('.tokens span').length > 5")
+        b.js("location.hash = 'explorer?run=base&task=aime&problem=aime-002&seed=0&index=77'")  # on no page of the list yet
+        b.wait("return document.querySelector('.facts')?.textContent.includes('sample 77')")
         assert b.errors() == []
         assert all(u.startswith((server.address, "data:")) for u in b.requests())
     finally:

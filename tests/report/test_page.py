@@ -241,11 +241,6 @@ def test_filters_and_search(opened):
     b.wait("return document.querySelector('.detail').textContent.includes('No completion fits')")
 
 
-def test_the_explorer_opens_on_a_traced_run(opened):
-    opened.show("explorer")
-    opened.wait("return document.querySelectorAll('.tokens span').length > 10")
-
-
 def test_plain_completions_say_how_to_make_traces(opened):
     b = opened
     b.show("explorer")
@@ -316,22 +311,6 @@ def test_pull_and_effect_are_the_slopes_of_the_runs_own_penalty(browser, tmp_pat
     wanted = torch.stack([pulled - plain, pulled, logps - ref], 1)
     scale = 1 + (ref - logps).exp().max().item()  # three digits are shown, and ρ multiplies them
     assert torch.tensor(shown, dtype=torch.float64) == pytest.approx(wanted.numpy(), abs=2e-3 * scale)
-
-
-def test_a_token_can_be_sent_to_a_colleague(browser, page, opened):
-    b = opened
-    traced(b)
-    b.js("document.querySelectorAll('.samples button')[1].click()")
-    b.wait("return location.hash.includes('index=1')")
-    b.js("document.querySelectorAll('.tokens span')[6].click()")
-    link, said = b.js("return location.href"), b.text("#explorer .facts")
-    assert link.endswith("token=7")
-    b.open(link)
-    b.js("location.reload()")
-    b.wait("return document.documentElement.dataset.ready === 'true'")
-    b.wait("return document.activeElement.i === 6")
-    assert b.text("#explorer .facts") == said
-    assert "token 7 of" in b.text(".numbers")
 
 
 def test_tokens_by_keyboard_alone(opened):

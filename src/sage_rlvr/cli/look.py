@@ -134,17 +134,24 @@ def _explore_flags(p: argparse.ArgumentParser) -> None:
         "folders", nargs="+", metavar="FOLDER", help="folders with evaluations and training runs, also nested"
     )
     p.add_argument("--port", type=int, default=8765, help="on this machine only (default: %(default)s)")
+    p.add_argument("--out", help="write the token explorer alone to this page, without a score, and serve nothing")
     p.add_argument("--open", action="store_true", help="show it in the browser")
 
 
 def _explore(args: argparse.Namespace) -> None:
+    if args.out:
+        from sage_rlvr.report.page import build_report
+
+        page = build_report(args.folders, args.out, title="SAGE tokens", show=args.open, only_tokens=True)
+        print(f"written: {page}")
+        return
     from sage_rlvr.report.explore import explore
 
     explore(args.folders, args.port, show=args.open)
 
 
 EXPLORE = Verb(
-    "the same page served on this machine, over stores of any size",
+    "the same page served on this machine, over stores of any size; or the tokens alone as a file",
     "sage-rlvr explore runs",
     _explore_flags,
     _explore,

@@ -1,6 +1,7 @@
 """Which completions go into the page, and what is said about those that do not."""
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -10,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sage_rlvr.report.find import EvalRun
+from sage_rlvr.report.advantages import advantages
+from sage_rlvr.report.find import EvalRun, TrainRun
 from sage_rlvr.report.traces import Key, Traces, belongs
 
 TEXT = 20_000  # characters shown of one completion
@@ -73,13 +75,22 @@ def records(batch: pa.RecordBatch, most: int = TEXT) -> list[dict[str, Any]]:
     return out
 
 
+def likelihood(record: dict[str, Any]) -> float:
+    """log π(y), as low as can be where it is not stored."""
+    value = record["lp"]
+    return value if value is not None and math.isfinite(value) else -math.inf
+
+
 def key_of(record: dict[str, Any]) -> Key:
     return record["t"], record["p"], record["s"], record["i"]
 
 
-def choose(evals: Sequence[EvalRun], tasks: dict[str, Any], budget: int) -> list[Chunk]:
+def choose(
+    evals: Sequence[EvalRun], tasks: dict[str, Any], budget: int, trains: Sequence[TrainRun] = ()
+) -> list[Chunk]:
     """Completions of every run within ``budget`` bytes, the same ones each time: the same problems in all runs, those first
-    that have traces and then those on which the runs differ most; of each problem right and wrong ones by turns."""
+    that have traces, then those that a run lost, then those on which the runs differ most; of each problem right and wrong
+    ones by turns, of either the likeliest first. Each is told its advantage."""
     traces = [Traces(run.folder) for run in evals]
     order = ranked(tasks, {key[:2] for t in traces for key in t.groups})
     needs = [_trace_bytes(run, t) for run, t in zip(evals, traces)]
@@ -91,6 +102,10 @@ def choose(evals: Sequence[EvalRun], tasks: dict[str, Any], budget: int) -> list
     out, left = [], 0.0
     for run, trace, need in zip(evals, traces, needs):
         chunk, left = _chunk(run, trace, wanted, each, share + left, fits * need)
+        advantage = advantages(run, trains)
+        for record in chunk.samples:
+            if (value := advantage(record)) is not None:
+                record["A"] = value
         out.append(chunk)
     return out
 
@@ -102,9 +117,19 @@ def ranked(tasks: dict[str, Any], traced: set[Problem]) -> list[Problem]:
         rates = np.array([[np.nan if r is None else r for r in rate] for rate in t["rate"].values()], dtype=float)
         rates = np.where(np.isnan(rates), np.nanmean(rates) if np.isfinite(rates).any() else 0, rates)
         spread = rates.var(0).round(9) if rates.size else np.zeros(len(t["problems"]))
-        at = sorted(range(len(t["problems"])), key=lambda j: ((task, t["problems"][j]) not in traced, -spread[j], j))
+        gone = lost(list(t["first"].values()))
+        at = sorted(
+            range(len(t["problems"])),
+            key=lambda j: ((task, t["problems"][j]) not in traced, not gone[j], -spread[j], j),
+        )
         columns.append([(task, t["problems"][j]) for j in at])
     return [p for row in zip_longest(*columns) for p in row if p is not None]
+
+
+def lost(first: Sequence[Sequence[int]]) -> list[bool]:
+    """Problem by problem, from data.support's ``first``: solved by the first run, and never by some other."""
+    base, *others = first or [[]]
+    return [b > 0 and any(other[j] == 0 for other in others) for j, b in enumerate(base)]
 
 
 def _bytes(run: EvalRun) -> float:
@@ -149,16 +174,18 @@ def _chunk(
 
 
 def _picked(run: EvalRun, traces: Traces, wanted: Sequence[Problem], each: int) -> dict[Problem, list[dict[str, Any]]]:
-    """Problem → ``each`` records, or all traced ones if those are more: the first of every verdict, whatever the order of
-    the shards."""
+    """Problem → ``each`` records, or all traced ones and the likeliest if those are more; whatever the order of the shards.
+    Of every verdict the likeliest comes first: side by side, the page shows that one."""
     names = pa.array(sorted({p for _, p in wanted}), pa.string())
     asked, kept = set(wanted), dict[Problem, dict[Any, list[dict[str, Any]]]]()
 
-    def rank(r: dict[str, Any]) -> tuple[bool, int, int]:
-        return key_of(r) not in traces, r["s"], r["i"]
+    def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Of one verdict."""
+        best = min(rows, key=lambda r: (-likelihood(r), r["s"], r["i"]))
+        return sorted(rows, key=lambda r: (r is not best, key_of(r) not in traces, r["s"], r["i"]))
 
     def most(rows: list[dict[str, Any]]) -> int:
-        return max(each, min(PER_PROBLEM, sum(key_of(r) in traces for r in rows)))
+        return max(each, min(PER_PROBLEM, 2 + sum(key_of(r) in traces for r in rows)))
 
     for batch in run.store.scan(COLUMNS):
         batch = batch.filter(pc.is_in(batch.column("problem"), value_set=names))
@@ -167,14 +194,14 @@ def _picked(run: EvalRun, traces: Traces, wanted: Sequence[Problem], each: int) 
                 rows = kept.setdefault((r["t"], r["p"]), {}).setdefault(r["v"], [])
                 rows.append(r)
                 if len(rows) > 4 * PER_PROBLEM:
-                    rows[:] = sorted(rows, key=rank)[: most(rows)]
+                    rows[:] = in_order(rows)[: most(rows)]
     out = {}
     for problem, by in kept.items():
-        turns = zip_longest(
-            *(sorted(by[v], key=rank) for v in sorted(by, key=lambda v: -1 if v is None else v, reverse=True))
-        )
-        rows = [r for row in turns for r in row if r is not None]
-        out[problem] = sorted(rows, key=lambda r: key_of(r) not in traces)[: most(rows)]
+        ranked_by = [in_order(by[v]) for v in sorted(by, key=lambda v: -1 if v is None else v, reverse=True)]
+        first = [rows[0] for rows in ranked_by]
+        rest = [r for row in zip_longest(*(rows[1:] for rows in ranked_by)) for r in row if r is not None]
+        rows = [*first, *sorted(rest, key=lambda r: key_of(r) not in traces)]
+        out[problem] = rows[: most(rows)]
     return out
 
 

@@ -63,6 +63,21 @@ def page_data(
     return finite(out)
 
 
+def tokens_data(found: Found) -> dict[str, Any]:
+    """Of a page with the token explorer alone: runs, problems and who solved which; no score, and none computed."""
+    tasks = list(dict.fromkeys(t for run in found.evals for t in run.counts.tasks))
+    out = {
+        "version": VERSION,
+        "made": made_with(),
+        "only_tokens": True,
+        "runs": [_eval_row(run) for run in found.evals] + [_train_row(run) for run in found.trains],
+        "absent": found.absent,
+        "tasks": {t: support(t, found.evals) for t in tasks},
+        "questions": questions(found.evals),
+    }
+    return finite(out)
+
+
 def questions(evals: Sequence[EvalRun]) -> dict[str, dict[str, str]]:
     """task → problem → its statement, from the runs that wrote problems.json; long ones are cut."""
     out: dict[str, dict[str, str]] = {}

@@ -18,9 +18,10 @@ import pyarrow.parquet as pq
 from rich.console import Console
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.report.advantages import advantages
 from sage_rlvr.report.completions import COLUMNS, key_of, records
 from sage_rlvr.report.data import finite
-from sage_rlvr.report.find import EvalRun, Found, find_runs
+from sage_rlvr.report.find import EvalRun, Found, TrainRun, find_runs
 from sage_rlvr.report.page import live_page
 from sage_rlvr.report.traces import Key, Traces, belongs
 from sage_rlvr.stats.intervals import RESAMPLES
@@ -37,8 +38,9 @@ HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"
 class Shelf:
     """One run's samples by problem: which row groups hold them, so that a request reads those and nothing else."""
 
-    def __init__(self, run: EvalRun):
+    def __init__(self, run: EvalRun, trains: Sequence[TrainRun] = ()):
         self.run = run
+        self.advantage = advantages(run, trains)
         self.lock = threading.Lock()
 
     @cached_property
@@ -120,6 +122,7 @@ class Shelf:
                 text = batch.column("completion")[0].as_py()
                 record = records(batch, 1)[0] | {"c": text[start : start + SLICE]}
                 record.pop("cut", None)
+                record["A"] = self.advantage(record)
                 if len(text) > start + SLICE:
                     record["cut"] = len(text)
                 trace = dict(self.traces.read([key], TRACE_TOKENS, SLICE)).get(key) if not start else None
@@ -186,8 +189,15 @@ class Explorer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, found: Found, port: int = 0, title: str = "SAGE explorer", resamples: int = RESAMPLES):
-        self.shelves = [Shelf(run) for run in found.evals]
-        traces = [{"count": len(s.traces.groups), "with": s.traces.settings} for s in self.shelves]
+        self.shelves = [Shelf(run, found.trains) for run in found.evals]
+        traces = [
+            {
+                "count": len(s.traces.groups),
+                "with": s.traces.settings,
+                "first": next(iter(s.traces.groups), ())[:2] or None,
+            }
+            for s in self.shelves
+        ]
         self.page = live_page(found, traces, title, resamples=resamples)
         self.routes: dict[str, Callable[[dict[str, str]], tuple[str, str]]] = {
             "/": lambda q: ("text/html", self.page),

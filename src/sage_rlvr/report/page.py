@@ -1,4 +1,7 @@
-"""``sage-rlvr report``: one HTML file with everything in it. Nothing is fetched when it is looked at."""
+"""``sage-rlvr report``: one HTML file with everything in it. Nothing is fetched when it is looked at.
+
+``explore --out`` writes the same file with the token explorer alone, which claims no scores.
+"""
 
 import base64
 import hashlib
@@ -17,11 +20,12 @@ from rich.console import Console
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.report.completions import choose, in_reading_order
-from sage_rlvr.report.data import finite, page_data
+from sage_rlvr.report.data import finite, page_data, tokens_data
 from sage_rlvr.report.find import Found, find_runs
 from sage_rlvr.stats.intervals import RESAMPLES
 
-LIMIT = 19_000_000  # bytes of the page
+LIMIT = 4_800_000  # bytes of the page: it opens at once, and can be mailed
+LEAST = 1_500_000  # bytes for completions, also where the rest is large
 SCRIPTS = (
     "parts.js",
     "charts.js",
@@ -31,8 +35,11 @@ SCRIPTS = (
     "results.js",
     "curves.js",
     "support.js",
+    "sources.js",
+    "tex.js",
     "measures.js",
     "tokens.js",
+    "beside.js",
     "explorer.js",
     "start.js",
 )
@@ -46,18 +53,23 @@ def build_report(
     out: str | Path = "report.html",
     base: str | None = None,
     level: float = 0.95,
-    limit: int = LIMIT,
+    limit: int | None = None,
     resamples: int = RESAMPLES,
     title: str = "SAGE report",
     show: bool = False,
     console: Console | None = None,
+    only_tokens: bool = False,
 ) -> Path:
-    """Finds the runs under ``folders`` and writes the page; ``show`` opens it in the browser."""
+    """Finds the runs under ``folders`` and writes the page; ``show`` opens it in the browser. ``only_tokens``: the token
+    explorer alone, without a score."""
     with (console or Console(stderr=True)).status("reading the runs") as line:
         found = find_runs([folders] if isinstance(folders, str | Path) else folders, base)
-        data = page_data(found, level, resamples, tell=line.update)
+        data = tokens_data(found) if only_tokens else page_data(found, level, resamples, tell=line.update)
         line.update("choosing completions")
         samples = _add_completions(data, found, limit)
+        if only_tokens:
+            for task in data["tasks"].values():
+                del task["rate"]  # it has chosen the completions; the page says no share of right ones
     path = Path(out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,9 +83,11 @@ def build_report(
     return path
 
 
-def _add_completions(data: dict[str, Any], found: Found, limit: int) -> list[list[dict[str, Any]]]:
+def _add_completions(data: dict[str, Any], found: Found, limit: int | None) -> list[list[dict[str, Any]]]:
     """The completions that fit, run by run; ``data`` is told what is left out."""
-    chunks = choose(found.evals, data["tasks"], int(limit - _fixed(data) - 4096 * len(found.evals)))
+    fixed = _fixed(data) + 4096 * len(found.evals)
+    room = max(LIMIT - fixed, LEAST) if limit is None else limit - fixed
+    chunks = choose(found.evals, data["tasks"], room, found.trains)
     data["completions"] = [c.said() for c in chunks]
     data["traces"] = [{"count": c.traced, "with": finite(c.traced_with)} for c in chunks]
     return [finite(list(in_reading_order(c))) for c in chunks]  # a stored log-prob may be nan
@@ -105,7 +119,7 @@ def html(data: dict[str, Any], samples: Sequence[Any], title: str, connect: str 
         style=Markup(style),
         data=Markup(embedded(data)),
         samples=[Markup(embedded(s)) for s in samples],
-        live=bool(data.get("live")),
+        only_tokens=bool(data.get("only_tokens")),
     )
 
 

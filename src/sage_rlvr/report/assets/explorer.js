@@ -1,64 +1,6 @@
-// The token explorer. Where completions come from is the only thing that differs between a file and `sage-rlvr explore`.
+// The token explorer: lists, filters, one completion, and its place as a link.
 
-const PAGE = 50;
 const LEVELS = 9; // shades, .h1 … .h9 and .c1 … .c9 in explorer.css
-
-// ---- sources -------------------------------------------------------------------------------------------------------
-
-const textOf = (s) => (s.trace ? s.trace.tokens.join("") : s.c);
-
-const inPage = {
-  chunks: new Map(),
-  of(run) {
-    if (!this.chunks.has(run))
-      this.chunks.set(run, JSON.parse(document.querySelector(`script[data-samples="${run}"]`)?.textContent || "[]"));
-    return this.chunks.get(run);
-  },
-  problems(run, task) {
-    return [
-      ...new Set(
-        this.of(run)
-          .filter((s) => s.t === task)
-          .map((s) => s.p),
-      ),
-    ];
-  },
-  async list({ run, task, problem, verdict, search, offset }) {
-    const word = search.toLowerCase();
-    const hits = this.of(run).filter(
-      (s) =>
-        s.t === task &&
-        (!problem || s.p === problem) &&
-        (!verdict || verdict === { 1: "right", 0: "wrong" }[s.v]) &&
-        (!word || textOf(s).toLowerCase().includes(word)),
-    );
-    return { rows: hits.slice(offset, offset + PAGE), total: hits.length, more: hits.length > offset + PAGE };
-  },
-  async sample(run, row) {
-    return row;
-  },
-};
-
-const served = {
-  problems(run, task) {
-    const t = DATA.tasks[task];
-    return t.problems.filter((_, j) => t.first[run] && t.rate[run][j] !== null);
-  },
-  async get(path, query) {
-    const reply = await fetch(`${path}?${new URLSearchParams(query)}`);
-    if (!reply.ok)
-      throw new Error((await reply.json().catch(() => ({}))).error || `the server answered ${reply.status}`);
-    return reply.json();
-  },
-  list(query) {
-    return this.get("api/samples", { ...query, limit: PAGE });
-  },
-  sample(run, row, from = 0) {
-    return this.get("api/sample", { run, task: row.t, problem: row.p, seed: row.s, index: row.i, from });
-  },
-};
-
-const source = DATA.live ? served : inPage;
 
 // ---- text that may be anything -------------------------------------------------------------------------------------
 
@@ -100,14 +42,16 @@ const verdictMark = (v) =>
 /** The first traced run that a guide shaped, else the first traced one, else the first. */
 function opening() {
   const traced = EVALS.filter((i) => DATA.traces?.[i]?.count),
-    guided = (i) => ![undefined, null, "none"].includes(DATA.traces[i].with?.guide);
+    guided = (i) => ![undefined, null, "none", "unknown"].includes(DATA.traces[i].with?.guide ?? trainedWith(i).guide);
   return traced.find(guided) ?? traced[0] ?? EVALS[0];
 }
 
 class Explorer {
   constructor() {
-    this.state = { run: opening(), task: null, problem: "", verdict: "", search: "", offset: 0 };
-    this.view = { measure: "effect", at: null };
+    const run = opening(),
+      [task, problem] = (DATA.live && DATA.traces?.[run]?.first) || [null, ""]; // a server lists traced ones first by problem
+    this.state = { run, task, problem, verdict: "", search: "", lost: false, offset: 0 };
+    this.view = { measure: "effect", at: null, show: "tokens" };
     this.turn = 0;
     this.filters = el("div", { class: "filters" });
     this.list = el("ol", { class: "samples", "aria-label": "Completions" });
@@ -126,20 +70,32 @@ class Explorer {
   /** Changes what is asked for; what does not fit the new run or task falls back. */
   set(change, keep = false) {
     Object.assign(this.state, { offset: 0 }, change);
-    const tasks = TASKS.filter((t) => DATA.tasks[t].first[this.state.run]);
-    if (!tasks.includes(this.state.task)) this.state.task = tasks[0];
-    const known = source.problems(this.state.run, this.state.task);
-    if (this.state.problem && !known.includes(this.state.problem) && !keep) this.state.problem = "";
-    if (!("search" in change)) this.drawFilters(tasks, known);
+    const s = this.state,
+      tasks = TASKS.filter((t) => DATA.tasks[t].first[s.run]);
+    if (!tasks.includes(s.task)) s.task = tasks[0];
+    let known = source.problems(s.run, s.task);
+    const lost = lostBy(s.run, s.task).filter((p) => known.includes(p));
+    if (!lost.length) s.lost = false;
+    if (s.lost) known = lost;
+    if (s.lost && !known.includes(s.problem)) [s.problem] = known;
+    if (s.problem && !known.includes(s.problem) && !keep) s.problem = "";
+    const typed = Object.keys(change).some((k) => k === "search") && Object.keys(change).length <= 2;
+    if (!typed) this.drawFilters(tasks, known, lost);
     this.load();
   }
 
-  drawFilters(tasks, known) {
+  /** Opens what a link names: the run, and t, p, s, i as a sample has them. */
+  go(at) {
+    this.wanted = at.i === undefined ? null : { show: "tokens", ...at };
+    this.set({ run: at.run, task: at.t, problem: at.p ?? "", verdict: "", search: "", lost: false }, true);
+  }
+
+  drawFilters(tasks, known, lost) {
     const s = this.state,
       t = DATA.tasks[s.task],
       rate = (p) => {
-        const r = t.rate[s.run]?.[t.problems.indexOf(p)];
-        return r === null || r === undefined ? "" : ` · ${Math.round(100 * r)}% right`;
+        const r = t.rate?.[s.run]?.[t.problems.indexOf(p)]; // none in a page that reports no scores
+        return (r ?? null) === null ? "" : ` · ${Math.round(100 * r)}% right`;
       };
     const active = document.activeElement,
       id = this.filters.contains(active) ? active.closest("label, fieldset")?.textContent : null;
@@ -165,9 +121,23 @@ class Explorer {
         s.task,
         (v) => this.set({ task: v, problem: "" }),
       ),
+      lost.length
+        ? choice(
+            "Problems",
+            [
+              ["", "All"],
+              ["lost", `Lost (${number(lost.length)})`],
+            ],
+            s.lost ? "lost" : "",
+            (v) => {
+              this.view.show = v ? "beside" : "tokens";
+              this.set({ lost: Boolean(v), problem: v ? s.problem : "" });
+            },
+          )
+        : "",
       select(
         "Problem",
-        [["", `All (${number(known.length)})`], ...missing, ...known.map((p) => [p, legible(p) + rate(p)])],
+        [...(s.lost ? [] : [["", `All (${number(known.length)})`]]), ...missing, ...known.map((p) => [p, legible(p) + rate(p)])],
         s.problem,
         (v) => this.set({ problem: v }),
       ),
@@ -220,9 +190,26 @@ class Explorer {
         : []),
     );
     this.left.textContent = this.leftOut();
-    const wanted = this.wanted && found.rows.find((r) => String(r.s) === this.wanted.seed && String(r.i) === this.wanted.index);
-    if (found.rows.length) this.open(wanted ?? found.rows[0], !this.touched);
+    const traced = this.touched ? null : found.rows.find((r) => r.trace || r.traced);
+    if (this.wanted) this.openWanted(found.rows);
+    else if (found.rows.length) this.open(traced ?? found.rows[0], !this.touched);
     else this.empty();
+  }
+
+  openWanted(rows) {
+    const { t, p, s, i } = this.wanted,
+      row = rows.find((r) => [r.t, r.p, r.s, r.i].join() === [t, p, s, i].join());
+    if (row || DATA.live) this.open(row ?? { t, p, s, i });
+    else {
+      this.wanted = null;
+      this.detail.replaceChildren(
+        el(
+          "p",
+          { class: "empty" },
+          `This page does not hold sample ${i} (seed ${s}) of ${p} by ${plainName(this.state.run)}; ‘sage-rlvr explore’ on its folder has it.`,
+        ),
+      );
+    }
   }
 
   item(row) {
@@ -253,7 +240,7 @@ class Explorer {
     const all = c.shown === c.stored && !c.cut && traced === c.traces;
     return all
       ? `All ${number(c.stored)} completions of this run are in the page.`
-      : `To stay small, this page holds ${number(c.shown)} of the ${number(c.stored)} completions of this run, from ${number(c.problems)} of its ${number(c.of)} problems: right and wrong ones by turns.${cut}${traces} ‘sage-rlvr explore’ has them all.${c.notes.length ? ` Note: ${c.notes.slice(0, 3).join("; ")}.` : ""}`;
+      : `To stay small, this page holds ${number(c.shown)} of the ${number(c.stored)} completions of this run, from ${number(c.problems)} of its ${number(c.of)} problems: right and wrong ones by turns, of each the likeliest first.${cut}${traces} ‘sage-rlvr explore’ has them all.${c.notes.length ? ` Note: ${c.notes.slice(0, 3).join("; ")}.` : ""}`;
   }
 
   empty() {
@@ -285,19 +272,65 @@ class Explorer {
     if (turn !== this.opening) return;
     this.sample = sample;
     this.touched = true;
-    if (!first) keepPlace(linkTo(run, row));
-    const token = this.wanted?.token ? Number(this.wanted.token) - 1 : null;
+    this.token = null;
+    const wanted = this.wanted;
     this.wanted = null;
-    for (const c of charts) if (this.detail.contains(c.figure)) charts.delete(c);
-    this.detail.replaceChildren(
-      ...this.header(sample, run),
-      ...(sample.trace
-        ? traceView(sample, this.view, this.state.search, DATA.traces?.[run]?.with || {}, run, row, token)
-        : this.plain(sample, run)),
-    );
+    if (wanted) {
+      const at = sample.trace?.checkpoints.indexOf(wanted.checkpoint) ?? -1;
+      if (at >= 0) this.view.at = at;
+      if (Object.hasOwn(MEASURES, wanted.measure ?? "")) this.view.measure = wanted.measure;
+      if (wanted.show) this.view.show = wanted.show;
+      if (wanted.token) this.token = Number(wanted.token) - 1;
+    }
+    this.draw();
+    if (!first) this.keep();
   }
 
-  header(s, run) {
+  /** The ways in which a sample can be looked at. */
+  modes() {
+    const { sample, state } = this,
+      lost = lostBy(state.run, sample.t).includes(sample.p);
+    return [
+      sample.trace ? ["tokens", "Tokens"] : null,
+      ["text", "Text"],
+      !sample.trace && hasTex(sample.c) ? ["source", "Source"] : null,
+      lost ? ["beside", `Beside ${plainName(BASE)}`] : null,
+    ].filter(Boolean);
+  }
+
+  draw() {
+    const { sample, view } = this,
+      { run } = this.state,
+      modes = this.modes(),
+      show = modes.some(([mode]) => mode === view.show) ? view.show : modes[0][0];
+    for (const c of charts) if (this.detail.contains(c.figure)) charts.delete(c);
+    const body = {
+      tokens: () => traceView(this, sample, this.token),
+      text: () => this.plain(sample, run, !this.state.search),
+      source: () => this.plain(sample, run, false),
+      beside: () => [besideView(run, sample.t, sample.p)],
+    }[show]();
+    const pick = (mode) => {
+      view.show = mode;
+      this.draw();
+      this.keep();
+      this.detail.querySelector(".ways input:checked")?.focus();
+    };
+    const ways = modes.length > 1 ? el("div", { class: "controls ways" }, choice("Show", modes, show, pick)) : null;
+    this.detail.replaceChildren(...this.header(sample, run, show === "beside"), ...(ways ? [ways] : []), ...body);
+  }
+
+  /** The address names what is on the screen. */
+  keep(token = this.token) {
+    this.token = token;
+    keepPlace(linkTo(this.state.run, this.sample, this.view, token));
+  }
+
+  /** ``short``: of the problem alone. */
+  header(s, run, short) {
+    const t = DATA.tasks[s.t],
+      drawn = t.drawn[run],
+      size = Array.isArray(drawn) ? drawn[t.problems.indexOf(s.p)] : drawn;
     const facts = [
       ["Run", plainName(run)],
       ["Seed", `${s.s}, sample ${s.i}`],
@@ -305,25 +338,29 @@ class Explorer {
       ["Ended", { stop: "by itself", length: "at the length limit", error: "with an error" }[s.f] || s.f],
       ["Answer", s.a === null || s.a === undefined ? "none" : s.a],
       ["log π(y)", s.lp === null ? "–" : brief(s.lp)],
-    ];
+      (s.A ?? null) === null ? null : [`Advantage (group of ${number(size)})`, s.A.toFixed(3)],
+    ].filter(Boolean);
     const asked = DATA.questions?.[s.t]?.[s.p];
     return [
-      el("h3", {}, el("bdi", {}, legible(`${s.t} / ${s.p}`)), " ", verdictMark(s.v)),
-      asked ? el("p", { class: "question", dir: "auto" }, legible(asked)) : null,
-      el(
-        "dl",
-        { class: "facts" },
-        facts.map(([k, v]) => el("div", {}, el("dt", {}, k), el("dd", {}, el("bdi", {}, legible(String(v)))))),
-      ),
+      el("h3", {}, el("bdi", {}, legible(`${s.t} / ${s.p}`)), " ", short ? null : verdictMark(s.v)),
+      asked ? el("p", { class: "question", dir: "auto" }, rendered(asked)) : null,
+      short
+        ? null
+        : el(
+            "dl",
+            { class: "facts" },
+            facts.map(([k, v]) => el("div", {}, el("dt", {}, k), el("dd", {}, el("bdi", {}, legible(String(v)))))),
+          ),
     ].filter(Boolean);
   }
 
-  plain(s, run) {
+  plain(s, run, drawTex) {
     const text = el(
       "div",
-      { class: "text", dir: "auto", tabindex: 0, role: "region", "aria-label": "Completion" },
-      marked(s.c, this.state.search),
+      { class: drawTex ? "text prose" : "text", dir: "auto", tabindex: 0, role: "region", "aria-label": "Completion" },
+      drawTex ? rendered(textOf(s)) : marked(textOf(s), this.state.search),
     );
+    if (s.trace) return [text];
     const traced = DATA.traces?.[run]?.count > 0;
     const how = el(
       "p",
@@ -362,18 +399,19 @@ class Explorer {
 
 // ---- a place in the explorer as a link -------------------------------------------------------------------------------
 
-/** #explorer?run=…&task=…&problem=…&seed=0&index=3&token=12: what a colleague opens is what you see. */
-function linkTo(run, row, token = null) {
-  const at = { run: plainName(run), task: row.t, problem: row.p, seed: row.s, index: row.i };
+/** #explorer?run=…&task=…&problem=…&seed=0&index=3&show=…&measure=…&checkpoint=…&token=12: a colleague opens what you see. */
+function linkTo(run, sample, view, token) {
+  const at = { run: plainName(run), task: sample.t, problem: sample.p, seed: sample.s, index: sample.i, show: view.show };
+  if (sample.trace) Object.assign(at, { measure: view.measure, checkpoint: sample.trace.checkpoints[view.at] ?? "" });
   return `#explorer?${new URLSearchParams(token === null ? at : { ...at, token: token + 1 })}`;
 }
 
 function linked() {
   const [section, query] = decodeHash().split("?");
   if (section !== "explorer" || !query) return null;
-  const at = Object.fromEntries(new URLSearchParams(query)),
-    run = EVALS.find((r) => plainName(r) === at.run);
-  return run === undefined ? null : { ...at, run };
+  const { run: name, task: t, problem: p, seed: s, index: i, ...rest } = Object.fromEntries(new URLSearchParams(query)),
+    run = EVALS.find((r) => plainName(r) === name);
+  return run === undefined ? null : { ...rest, run, t, p, s, i };
 }
 
 const decodeHash = () => location.hash.slice(1);
@@ -390,11 +428,8 @@ let explorer = null;
 
 function showInExplorer(run, task, problem) {
   if (!explorer) return;
-  explorer.set({ run, task, problem, verdict: "", search: "" }, true);
-  explorer.drawFilters(
-    TASKS.filter((t) => DATA.tasks[t].first[run]),
-    source.problems(run, task),
-  );
+  explorer.view.show = lostBy(run, task).includes(problem) ? "beside" : "tokens";
+  explorer.set({ run, task, problem, verdict: "", search: "", lost: false }, true);
   document.getElementById("explorer").scrollIntoView();
   explorer.filters.querySelector("select")?.focus({ preventScroll: true });
 }
@@ -409,8 +444,9 @@ function tokenExplorer() {
   at.append(explorer.root);
   const first = () => {
     const at = linked();
-    explorer.wanted = at;
-    if (!explorer.turn) explorer.set(at ? { run: at.run, task: at.task, problem: at.problem } : {});
+    if (at) explorer.go(at);
+    else if (!explorer.turn) explorer.set({});
   };
   whenNear(explorer.root, first, false); // nothing is below it, and a server would be asked
+  addEventListener("hashchange", () => linked() && explorer.go(linked()));
 }

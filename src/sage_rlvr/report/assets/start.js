@@ -34,15 +34,17 @@ function themes() {
 
 const repaint = () => redraw(); // canvases hold their colours: they are drawn again
 
-firstScreen();
+if (!DATA.only_tokens) {
+  firstScreen();
+  resultsTable();
+  passCurves();
+  trainingCurves();
+  supportGrids();
+  runsPanel();
+}
 overview();
-resultsTable();
-passCurves();
-trainingCurves();
-supportGrids();
 tokenExplorer();
 foot();
-runsPanel();
 themes();
 settle();
 document.documentElement.dataset.ready = "true";

@@ -17,8 +17,12 @@ function shade(x, top) {
   return level ? `${x < 0 ? "c" : "h"}${level}` : "";
 }
 
-function traceView(sample, view, word, made, run, row, token) {
-  const estimator = estimatorOf(run),
+/** ``explorer``: whose state it shows and changes; ``token``: the one that a link names, or null. */
+function traceView(explorer, sample, token) {
+  const { view } = explorer,
+    { run, search } = explorer.state,
+    made = DATA.traces?.[run]?.with ?? {},
+    estimator = estimatorOf(run),
     trace = derive(sample.trace, estimator),
     size = trace.tokens.length,
     last = trace.checkpoints.length - 1;
@@ -63,7 +67,8 @@ function traceView(sample, view, word, made, run, row, token) {
     );
     read();
   };
-  const read = () =>
+  const read = () => {
+    if (here !== null) tellToken(run, sample, here, view.at);
     numbers.replaceChildren(
       ...(here === null
         ? [
@@ -75,9 +80,11 @@ function traceView(sample, view, word, made, run, row, token) {
           ]
         : tokenNumbers(trace, here, view)),
     );
+  };
   const move = (at) => {
     view.at = Math.max(0, Math.min(last, at));
     paint();
+    explorer.keep();
   };
   const stand = (i) => {
     if (here !== null) spans[here].tabIndex = -1;
@@ -86,7 +93,7 @@ function traceView(sample, view, word, made, run, row, token) {
     read();
   };
   box.addEventListener("click", (e) => {
-    if (e.target.i !== undefined) keepPlace(linkTo(run, row, e.target.i)); // a token can be sent to a colleague
+    if (e.target.i !== undefined) explorer.keep(e.target.i); // a token can be sent to a colleague
   });
   slider.addEventListener("input", () => move(Number(slider.value)));
   box.addEventListener("pointerover", (e) => {
@@ -106,10 +113,11 @@ function traceView(sample, view, word, made, run, row, token) {
     }[e.key];
     if (to !== undefined && spans[to]) {
       spans[to].focus();
+      explorer.keep(to);
       e.preventDefault();
     } else if (to !== undefined) e.preventDefault();
   });
-  markHits(trace.tokens, spans, word);
+  markHits(trace.tokens, spans, search);
   if (size) spans[0].tabIndex = 0;
   paint();
   if (spans[token]) {
@@ -135,9 +143,10 @@ function traceView(sample, view, word, made, run, row, token) {
         (m) => {
           view.measure = m;
           paint();
+          explorer.keep();
         },
       ),
-      stepper,
+      last ? stepper : null,
     ),
     key,
     box,
