@@ -35,6 +35,9 @@ const Anchor = {
     "k1-reward": (x) => -x,
   },
 
-  /** True where training refuses the pair: q depends on the state alone, and this gradient averages it away. */
-  inert: (guide, estimator) => guide === "branch" && ["k2", "k3+"].includes(estimator),
+  /** Why training refuses the pair; null where it does not. */
+  refusal: (guide, estimator) =>
+    guide === "branch" && ["k2", "k3+"].includes(estimator)
+      ? `${guide} under ${estimator} changes nothing: q depends on the state alone, and this estimator's gradient averages it away. Training refuses the pair.`
+      : null,
 };

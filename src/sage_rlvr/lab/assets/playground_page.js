@@ -47,13 +47,13 @@
     $("push").textContent = pay
       ? `Where it stops, a right completion's advantage is ${found.gap.toFixed(3)} above a wrong one's: the same as the reward itself with β = ${(state.beta / found.gap).toFixed(3)}.`
       : "A right completion is paid 1 and a wrong one 0, whatever the others of its group are.";
-    $("why").textContent = Anchor.inert(state.guide, state.estimator)
-      ? `${state.guide} under ${state.estimator} changes nothing: q depends on the state alone, and this estimator's gradient averages it away. Training refuses the pair.`
-      : state.estimator === "k1-reward"
+    $("why").textContent =
+      Anchor.refusal(state.guide, state.estimator) ??
+      (state.estimator === "k1-reward"
         ? "The penalty is a reward here: the gradient is exact, and what is reached is what is promised."
         : state.guide === "none"
           ? "No guide: the anchor is π_ref, as in GRPO."
-          : "This estimator follows another gradient: what is reached is not what is promised.";
+          : "This estimator follows another gradient: what is reached is not what is promised.");
     document.documentElement.dataset.drawn = JSON.stringify(state);
   }
 
