@@ -10,11 +10,44 @@ const MEASURES = {
 };
 const PULLS = { k3: "1 − ρ", forward: "−ρ", k2: "−log ρ", "k3+": "−log ρ", "k1-reward": "−log ρ, minus its bonus", "forward-value": "−ρ·log ρ" };
 
-/** The estimator that the run was trained with; k3 where its training is not in the page. */
-function estimatorOf(run) {
+/** Settings of the training behind an evaluation; {} where it is not in the page. */
+function trainedWith(run) {
   const own = plainName(run).split("/").slice(0, -1).join("/");
   const train = TRAINS.find((t) => [own, `${own}/train`].includes(plainName(t).replace(" (training)", "")));
-  return DATA.runs[train]?.settings?.anchor_estimator ?? DATA.traces?.[run]?.with?.estimator ?? "k3";
+  return DATA.runs[train]?.settings ?? {};
+}
+
+/** The estimator that the run was trained with; k3 where its training is not in the page. */
+const estimatorOf = (run) => trainedWith(run).anchor_estimator ?? DATA.traces?.[run]?.with?.estimator ?? "k3";
+
+/** Tells the rest of the page which token is read, with its stored numbers in nats (null: not stored). */
+function tellToken(run, sample, i, at) {
+  const trace = sample.trace,
+    settings = trainedWith(run),
+    made = DATA.traces?.[run]?.with ?? {},
+    stored = (name) => (trace[name]?.[at]?.[i] ?? null) === null ? null : trace[name][at][i] / 1000,
+    minus = (x) => (x === null ? null : -x),
+    q = stored("q");
+  const detail = {
+    run: plainName(run),
+    task: sample.t,
+    problem: sample.p,
+    completion: { seed: sample.s, index: sample.i },
+    checkpoint: trace.checkpoints[at],
+    index: i, // of the token, from 0
+    token: trace.tokens[i],
+    estimator: estimatorOf(run),
+    beta: settings.beta ?? null,
+    guide: made.guide ?? settings.guide ?? null,
+    guideArgs: made.guide_args ?? settings.guide_args ?? null,
+    logp: minus(stored("surprisal")),
+    refLogp: minus(stored("ref")),
+    logq: q === null || q <= 0 ? null : Math.log(q),
+    entropy: stored("entropy"),
+    refEntropy: stored("ref_entropy"),
+    advantage: sample.A ?? null,
+  };
+  document.dispatchEvent(new CustomEvent("sage:token", { detail }));
 }
 
 /** Slope of the penalty in log π, from log ρ. */

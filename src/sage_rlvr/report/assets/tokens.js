@@ -63,7 +63,8 @@ function traceView(sample, view, word, made, run, row, token) {
     );
     read();
   };
-  const read = () =>
+  const read = () => {
+    if (here !== null) tellToken(run, sample, here, view.at);
     numbers.replaceChildren(
       ...(here === null
         ? [
@@ -75,6 +76,7 @@ function traceView(sample, view, word, made, run, row, token) {
           ]
         : tokenNumbers(trace, here, view)),
     );
+  };
   const move = (at) => {
     view.at = Math.max(0, Math.min(last, at));
     paint();
