@@ -46,17 +46,25 @@ def opened(browser, page):
     assert [u for u in browser.requests() if not u.startswith(own)] == []
 
 
-def stored(root, index, checkpoint="checkpoint-9", problem="aime-000"):
+def stored(root, index, checkpoint="checkpoint-9", problem="aime-001"):
     rows = pq.read_table(root / "branch" / "eval" / "trace").to_pylist()
     return next(r for r in rows if (r["problem"], r["index"], r["checkpoint"]) == (problem, index, checkpoint))
+
+
+def point(b, i):
+    """The pointer on a token."""
+    b.js(
+        "document.querySelectorAll('.tokens span')[arguments[0]].dispatchEvent(new Event('pointerover', {bubbles: true}))",
+        i,
+    )
 
 
 def test_a_token_that_is_read_is_told_with_its_stored_numbers(opened, root):
     b = opened
     b.js("document.addEventListener('sage:token', (e) => { window.heard = e.detail; })")
-    b.js("document.querySelectorAll('.tokens span')[4].focus()")
-    heard, row = b.wait("return window.heard"), stored(root, 0)
-    assert (heard["run"], heard["task"], heard["problem"]) == ("branch/eval", "aime", "aime-000")
+    point(b, 4)
+    heard, row = b.js("return window.heard"), stored(root, 0)
+    assert (heard["run"], heard["task"], heard["problem"]) == ("branch/eval", "aime", "aime-001")
     assert heard["completion"] == {"seed": 0, "index": 0}
     assert (heard["index"], heard["token"], heard["checkpoint"]) == (4, row["tokens"][4], "checkpoint-9")
     assert (heard["estimator"], heard["beta"], heard["guide"], heard["guideArgs"]) == (
