@@ -61,7 +61,7 @@ class Drawer {
         this.draw();
       }),
       ...dials.map((name) => this.dial(name, name === "beta" ? this.now : args)),
-      el("button", { type: "button", onclick: () => this.reset() }, "The run's settings"),
+      el("button", { type: "button", onclick: () => this.reset() }, "Back to the run's settings"),
     );
   }
 
@@ -125,16 +125,18 @@ class Drawer {
     const run = numbers(token.logq, token.beta === null ? { ...own, beta: NaN } : own),
       here = numbers(logQ, now),
       digits = (x) => (x === null || !Number.isFinite(x) ? "–" : x.toFixed(3));
-    const names = ["q", `Pull (${PULLS[now.estimator]})`, "Guide's effect", "β · pull"];
     this.numbers.replaceChildren(
       table(
-        ["", "This run", "These settings"],
-        names.map((name, i) => [name, digits(run[i]), digits(here[i])]),
+        ["", "This run", "Yours"],
+        [
+          ["Pull is", PULLS[own.estimator] ?? "−log ρ", PULLS[now.estimator]],
+          ...["q", "Pull", "Guide's effect", "β · pull"].map((name, i) => [name, digits(run[i]), digits(here[i])]),
+        ],
         `Token ${number(token.index + 1)} under other settings`,
       ),
     );
     const refusal = Anchor.refusal(now.guide, now.estimator);
-    this.why.textContent = [why, refusal && `${refusal} One token has a pull; the mean over the tokens of a state has none.`]
+    this.why.textContent = [why, refusal && `${refusal} The guide's effect is the same for every token of this state, so it moves none of them.`]
       .filter(Boolean)
       .join(" ");
   }
