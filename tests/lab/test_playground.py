@@ -91,6 +91,7 @@ def test_a_refused_pair_changes_nothing_and_says_why(browser):
         assert (float(b.text("#moved")) == 0.0) == inert
     b.js(CHOOSE, "advantage", "GRPO: group")
     assert float(b.text("#gap")) > 1.5  # the advantage is used
+    assert b.js("return [...document.querySelectorAll('select, input')].filter((x) => !x.labels.length).length") == 0
     assert len(b.all("#picture rect")) == 1 + 3 * 64
     assert b.errors() == []
     assert [u for u in b.requests() if not u.startswith(("file://", "data:", "chrome"))] == []

@@ -186,6 +186,8 @@ def test_what_a_trace_does_not_store_is_said(opened, guide, args, logq, says, q)
 
 def test_a_refused_pair_says_why(opened):
     b = opened
+    b.js(POINT, 0)
+    assert b.js("return [...document.querySelectorAll('.drawer :is(select, input)')].every((x) => x.labels.length)")
     b.js(TELL, TOKEN | {"guide": "branch", "guideArgs": {}, "logq": 0.0862})
     b.js(CHOOSE, 1, "k3+")
     assert "Training refuses the pair" in b.text(".drawer .why")

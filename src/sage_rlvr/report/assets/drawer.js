@@ -76,7 +76,7 @@ class Drawer {
 
   dial(name, at) {
     const [label, end] = DIALS[name],
-      value = el("output", {}, brief(at[name]));
+      value = el("b", {}, brief(at[name])); // an <output> would take the label
     const input = el("input", {
       type: "range",
       min: 0,
