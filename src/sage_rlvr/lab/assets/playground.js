@@ -96,37 +96,56 @@ const Lab = {
     return Lab.tilted(world, logQ, Lab.gap(pay, p(low)) / beta);
   },
 
-  /** Natural-gradient descent from π_ref: π of every completion where it stops. */
+  /** Natural-gradient descent from π_ref: π of every completion where it stops. Flat arrays: some 20 ms. */
   descend(world, logQ, estimator, beta, pay = null, steps = 600, rate = 0.5) {
-    const { tokens, nodes, reward } = world,
-      anchor = Lab.logps(world, world.ref).map((row, y) => row.map((x, t) => x + logQ[y][t])),
+    const { reward, width } = world,
+      depth = world.tokens[0].length,
+      anchor = Float64Array.from(Lab.logps(world, world.ref).flatMap((row, y) => row.map((x, t) => x + logQ[y][t]))),
+      edge = Int32Array.from(world.tokens.flatMap((row, y) => row.map((token, t) => world.nodes[y][t] * width + token))),
       inLoss = estimator === "k1-reward" ? null : Anchor.slope[estimator];
-    let logits = world.ref.map((row) => [...row]);
-    for (let step = 0; step < steps; step++) {
-      const logp = logits.map(Lab.logSoftmax),
-        pi = Lab.probs(tokens.map((row, y) => row.map((token, t) => logp[nodes[y][t]][token]))),
-        [right, wrong] = Lab.credits(pay, Lab.right(world, pi)),
-        weight = logits.map((row) => row.map(() => 0)), // Σ_y π(y)·∂loss/∂log π(y_t), by prefix and token
-        visits = logits.map(() => 0);
-      for (let y = 0; y < tokens.length; y++) {
-        const logRho = anchor[y].map((x, t) => x - logp[nodes[y][t]][tokens[y][t]]);
-        const bonus = inLoss ? 0 : logRho.reduce((a, b) => a + b, 0); // k1-reward: one number per completion
-        const credit = (reward[y] ? right : wrong) + beta * bonus;
-        for (let t = 0; t < logRho.length; t++) {
-          visits[nodes[y][t]] += pi[y];
-          weight[nodes[y][t]][tokens[y][t]] += pi[y] * (inLoss ? beta * inLoss(logRho[t]) - credit : -credit);
+    const logits = Float64Array.from(world.ref.flat()),
+      logp = new Float64Array(logits.length),
+      weight = new Float64Array(logits.length), // Σ_y π(y)·∂loss/∂log π(y_t), by prefix and token
+      visits = new Float64Array(logits.length), // Σ_y π(y), likewise
+      pi = new Float64Array(reward.length);
+    const norm = () => {
+      for (let n = 0; n < logits.length; n += width) logp.set(Lab.logSoftmax([...logits.subarray(n, n + width)]), n);
+      pi.fill(0);
+      edge.forEach((e, i) => (pi[Math.floor(i / depth)] += logp[e]));
+      pi.forEach((x, y) => (pi[y] = Math.exp(x)));
+    };
+    norm();
+    for (let step = 0, largest = 1; step < steps && largest > 1e-12; step++) {
+      const [right, wrong] = Lab.credits(pay, Lab.right(world, pi));
+      weight.fill(0);
+      visits.fill(0);
+      for (let y = 0; y < reward.length; y++) {
+        let credit = reward[y] ? right : wrong;
+        if (!inLoss) for (let i = y * depth; i < (y + 1) * depth; i++) credit += beta * (anchor[i] - logp[edge[i]]);
+        for (let i = y * depth; i < (y + 1) * depth; i++) {
+          visits[edge[i]] += pi[y];
+          weight[edge[i]] += pi[y] * ((inLoss ? beta * inLoss(anchor[i] - logp[edge[i]]) : 0) - credit);
         }
       }
-      logits = logits.map((row, n) => {
-        const total = weight[n].reduce((a, b) => a + b, 0);
-        return row.map((x, v) => {
-          const chance = Math.exp(logp[n][v]),
-            move = (rate * (weight[n][v] - total * chance)) / (visits[n] * chance);
-          return x - Math.min(1, Math.max(-1, move));
-        });
-      });
+      largest = 0;
+      for (let n = 0; n < logits.length; n += width) {
+        let total = 0,
+          visited = 0;
+        for (let v = n; v < n + width; v++) {
+          total += weight[v];
+          visited += visits[v];
+        }
+        for (let v = n; v < n + width; v++) {
+          // gradient over Fisher: the mean slope of the completions through this token, minus that of all through its prefix
+          const move = rate * (weight[v] / visits[v] - total / visited),
+            held = Math.min(1, Math.max(-1, move));
+          logits[v] -= held;
+          largest = Math.max(largest, Math.abs(held));
+        }
+      }
+      norm();
     }
-    return Lab.probs(Lab.logps(world, logits));
+    return [...pi];
   },
 
   distance: (p, q) => p.reduce((sum, x, i) => sum + Math.abs(x - q[i]), 0) / 2,
