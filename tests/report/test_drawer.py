@@ -102,13 +102,13 @@ def test_at_the_runs_settings_it_gives_the_stored_numbers(opened, root):
     for i in range(len(row["tokens"])):
         b.js(POINT, i)
         run, yours = read(b)
-        told = dict(b.js(f"return {cells}"))
+        facts = dict(b.js(f"return {cells}"))
         assert yours == run
         assert {
             "q": yours["q"],
             "Pull": yours["Pull"],
             "Guide's effect": yours["Guide's effect"],
-        }.items() <= told.items()
+        }.items() <= facts.items()
         close(yours, row, shape(row, "branch", RUN), "k3", i)
         assert b.text(".drawer .why") == ""  # the formula agrees with what is stored
         moved += yours["q"] != "1.000"

@@ -97,20 +97,20 @@ class Drawer {
   logQ() {
     const { token, now, own } = this,
       stored = token.logq;
-    const told = `q stays as stored${stored === null ? ", and this trace has none" : ""}.`;
+    const stays = `q stays as stored${stored === null ? ", and this trace has none" : ""}.`;
     if (!(now.guide in Anchor.defaults))
-      return [stored, `q of ${now.guide} depends on ${UNSTORED[now.guide] ?? "more than this token"}, which a trace does not store: ${told}`];
-    const found = Anchor.logQ(now.guide, now.args, token),
+      return [stored, `q of ${now.guide} depends on ${UNSTORED[now.guide] ?? "more than this token"}, which a trace does not store: ${stays}`];
+    const computed = Anchor.logQ(now.guide, now.args, token),
       settled = now.guide === own.guide && JSON.stringify(now.args) === JSON.stringify(own.args);
-    if (found === null) {
+    if (computed === null) {
       const what = now.guide === "verified" && token.reward === null ? "the verdict" : `the ${now.args.source}'s entropy`;
-      return [settled ? stored : null, `${now.guide} reads ${what}, which this trace does not store: ${settled ? told : "no q can be computed."}`];
+      return [settled ? stored : null, `${now.guide} reads ${what}, which this trace does not store: ${settled ? stays : "no q can be computed."}`];
     }
-    if (!settled || stored === null) return [found, null];
+    if (!settled || stored === null) return [computed, null];
     // the page's numbers are rounded to thousandths: the stored q is the better one where the formula agrees with it
     const rounding = 0.001 * (2 + (now.args.ratio ?? 0) * (1 + Math.abs(token.refLogp)));
-    if (Math.abs(found - stored) <= rounding) return [stored, null];
-    return [stored, `The formula gives q = ${Math.exp(found).toFixed(3)}, the run had ${Math.exp(stored).toFixed(3)}: something else shaped it too, such as guide_center.`];
+    if (Math.abs(computed - stored) <= rounding) return [stored, null];
+    return [stored, `The formula gives q = ${Math.exp(computed).toFixed(3)}, the run had ${Math.exp(stored).toFixed(3)}: something else shaped it too, such as guide_center.`];
   }
 
   draw() {
