@@ -1,7 +1,7 @@
 // The drawer under a token's numbers: q and pull of that token under other settings, by the formulas of anchor.js. It starts at
 // the run's own settings and follows the token that the explorer tells of (the event sage:token).
 
-const DIALS = { ratio: ["ρ", 2], threshold: ["τ", 3], kappa_max: ["κ at most", 1], kappa: ["κ", 1], beta: ["β", 0.2] }; // name, end
+const DIALS = { ratio: ["ratio", 2], threshold: ["threshold τ", 3], kappa_max: ["κ at most", 1], kappa: ["κ", 1], beta: ["β", 0.2] }; // name, end
 const UNSTORED = {
   random: "the noise that training drew",
   token: "the noise that training drew and the whole completion",
@@ -129,7 +129,7 @@ class Drawer {
       table(
         ["", "This run", "Yours"],
         [
-          ["Pull is", PULLS[own.estimator] ?? "−log ρ", PULLS[now.estimator]],
+          ["Pull, with ρ = q·π_ref/π", PULLS[own.estimator] ?? "−log ρ", PULLS[now.estimator]],
           ...["q", "Pull", "Guide's effect", "β · pull"].map((name, i) => [name, digits(run[i]), digits(here[i])]),
         ],
         `Token ${number(token.index + 1)} under other settings`,
