@@ -1,12 +1,14 @@
 """The playground in Chromium against the Python lab: the same descent, to three digits."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from sage_rlvr.anchor import BranchGuide, TemperedGuide
-from sage_rlvr.lab import solutions
+from sage_rlvr.lab import groups, solutions
 from sage_rlvr.lab.descent import Arm, train
-from sage_rlvr.lab.playground import SEEDS, playground, written
+from sage_rlvr.lab.playground import ADVANTAGES, SEEDS, playground, written
 from sage_rlvr.lab.world import random_world, tree
 from tests.report.browser import Browser, needs_browser
 
@@ -17,7 +19,7 @@ GUIDES = {
 }
 RUN = "const [world, s] = arguments; const w = JSON.parse(document.getElementById('worlds').textContent)[world]; " + (
     "return (({ reached, promised, distance, moved }) => [reached, promised, distance, moved])"
-    "(Lab.run({ ...s, world: Lab.world(w) }))"
+    "(Lab.run({ ...s, world: Lab.world(w), pay: JSON.parse(document.getElementById('pays').textContent)[s.advantage] }))"
 )
 
 CHOOSE = "const x = document.getElementById(arguments[0]); x.value = arguments[1]; x.dispatchEvent(new Event('change'))"
@@ -40,20 +42,43 @@ def rounded(seed):
     return tree(torch.tensor(there["ref"], dtype=torch.float64), torch.tensor(there["reward"], dtype=torch.float64), 3)
 
 
+ESTIMATORS = ("k3", "k2", "k3+", "forward", "k1-reward")
+
+
+def compare(browser, place, settings, theory, arms, world):
+    """Every arm's end and promise, the page's against the lab's; the page's distances by estimator."""
+    ends, distances = world.probs(train(world, arms, settings["beta"])), {}
+    for arm, mine in zip(arms, ends):
+        reached, promised, distance, _ = browser.js(RUN, place, settings | {"estimator": arm.estimator})
+        assert torch.tensor(reached, dtype=torch.float64) == pytest.approx(mine.numpy(), abs=5e-4)
+        assert torch.tensor(promised, dtype=torch.float64) == pytest.approx(theory.numpy(), abs=5e-4)
+        assert distance == pytest.approx(float(solutions.total_variation(mine, theory)), abs=1e-3)
+        distances[arm.estimator] = distance
+    return distances
+
+
 @needs_browser
 @pytest.mark.parametrize("guide", sorted(GUIDES))
-@pytest.mark.parametrize("estimator", ["k3", "k2", "k3+", "forward", "k1-reward"])
-def test_it_reaches_what_the_lab_reaches(browser, guide, estimator):
+def test_it_reaches_what_the_lab_reaches(browser, guide):
     place, beta, ratio, threshold = (1, 0.3, 0.8, 1.0) if guide == "branch" else (0, 0.25, 0.6, 0.9)
-    settings = {"guide": guide, "estimator": estimator, "beta": beta, "ratio": ratio, "threshold": threshold}
-    reached, promised, distance, _ = browser.js(RUN, place, settings)
+    settings = {"guide": guide, "beta": beta, "ratio": ratio, "threshold": threshold}
     world = rounded(SEEDS[place])
     log_q = world.log_q(GUIDES[guide](ratio, threshold))
-    mine = world.probs(train(world, [Arm(estimator, log_q)], beta))[0]
-    theory = solutions.sage(world, beta, log_q)
-    assert torch.tensor(reached, dtype=torch.float64) == pytest.approx(mine.numpy(), abs=5e-4)
-    assert torch.tensor(promised, dtype=torch.float64) == pytest.approx(theory.numpy(), abs=5e-4)
-    assert distance == pytest.approx(float(solutions.total_variation(mine, theory)), abs=1e-3)
+    arms = [Arm(estimator, log_q) for estimator in ESTIMATORS]
+    compare(browser, place, settings, solutions.sage(world, beta, log_q), arms, world)
+
+
+@needs_browser
+@pytest.mark.parametrize("advantage", sorted(ADVANTAGES))
+def test_every_advantage_reaches_what_the_lab_reaches(browser, advantage):
+    settings = {"guide": "branch", "beta": 0.3, "ratio": 0.8, "threshold": 1.0, "advantage": advantage}
+    world = rounded(SEEDS[2])
+    log_q = world.log_q(GUIDES["branch"](0.8, 1.0))
+    name, args = ADVANTAGES[advantage]
+    pay = groups.credit(name, **args)
+    arms = [Arm(estimator, log_q, pay=partial(pay.of, world)) for estimator in ("k3", "k1-reward")]
+    distances = compare(browser, 2, settings, groups.promised(world, 0.3, log_q, pay), arms, world)
+    assert distances["k1-reward"] < 1e-3 < distances["k3"]  # the exact gradient reaches the closed form
 
 
 @needs_browser
@@ -64,5 +89,9 @@ def test_a_refused_pair_changes_nothing_and_says_why(browser):
             b.js(CHOOSE, name, value)
         assert ("changes nothing" in b.text("#why")) == inert
         assert (float(b.text("#moved")) == 0.0) == inert
+    b.js(CHOOSE, "advantage", "GRPO: group")
+    assert float(b.text("#gap")) > 1.5  # the advantage is used
+    assert b.js("return [...document.querySelectorAll('select, input')].filter((x) => !x.labels.length).length") == 0
+    assert len(b.all("#picture rect")) == 1 + 3 * 64
     assert b.errors() == []
     assert [u for u in b.requests() if not u.startswith(("file://", "data:", "chrome"))] == []

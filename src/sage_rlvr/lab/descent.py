@@ -22,6 +22,9 @@ class Arm:
     log_q: Tensor  # (Y, T), held fixed
     credit: str = "sequence"  # for k1-reward
     label: str = ""
+    pay: Callable[[Tensor], Tensor] | None = (
+        None  # π(y) → what each completion is credited with, (Y,); None: its reward
+    )
 
 
 def surrogate(world: World, logits: Tensor, arms: Sequence[Arm], beta: float) -> Tensor:
@@ -31,13 +34,14 @@ def surrogate(world: World, logits: Tensor, arms: Sequence[Arm], beta: float) ->
     losses = []
     for a, arm in enumerate(arms):
         ref, mask = world.ref_logps, torch.ones_like(world.ref_logps)
+        reward = world.reward if arm.pay is None else arm.pay(pi[a])
         if arm.estimator == "k1-reward":
             bonus = anchor_reward(logps[a].detach(), ref, arm.log_q, mask, arm.credit)
-            credit = world.reward[:, None] + beta * (bonus if bonus.dim() == 2 else bonus[:, None])  # (Y, 1) or (Y, T)
+            credit = reward[:, None] + beta * (bonus if bonus.dim() == 2 else bonus[:, None])  # (Y, 1) or (Y, T)
             per_completion = -(credit * logps[a]).sum(-1)
         else:
             penalty = anchor_penalty(logps[a], ref, arm.log_q, arm.estimator)
-            per_completion = -world.reward * logps[a].sum(-1) + beta * penalty.sum(-1)
+            per_completion = -reward * logps[a].sum(-1) + beta * penalty.sum(-1)
         losses.append((pi[a] * per_completion).sum())
     return torch.stack(losses)
 

@@ -41,9 +41,10 @@ SCRIPTS = (
     "tokens.js",
     "beside.js",
     "explorer.js",
+    "drawer.js",
     "start.js",
 )
-STYLES = ("page.css", "first.css", "explorer.css")
+STYLES = ("page.css", "first.css", "explorer.css", "drawer.css")
 # < and > could end the element, & could begin an entity in XHTML, the line separators end a line in old JavaScript
 ESCAPES = {c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
@@ -148,8 +149,9 @@ def _asset(name: str) -> str:
 
 @cache
 def _script() -> str:
-    """uPlot, then our own files in one function of their own."""
-    ours = "\n".join(_asset(f"assets/{name}") for name in SCRIPTS)
+    """uPlot, then our own files in one function of their own, the guides' formulas first."""
+    anchor = (files("sage_rlvr") / "anchor" / "anchor.js").read_text(encoding="utf-8")
+    ours = "\n".join([anchor, *(_asset(f"assets/{name}") for name in SCRIPTS)])
     return f'\n{_asset("assets/vendor/uPlot.iife.min.js")}\n(() => {{\n"use strict";\n{ours}\n}})();\n'
 
 

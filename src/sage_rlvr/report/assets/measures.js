@@ -8,7 +8,7 @@ const MEASURES = {
   entropy: ["Entropy", "how open the choice was, in nats"],
   surprisal: ["Surprisal", "−log π of the token, in nats"],
 };
-const PULLS = { k3: "1 − ρ", forward: "−ρ", k2: "−log ρ", "k3+": "−log ρ", "k1-reward": "−log ρ, minus its bonus" };
+const PULLS = { k3: "1 − ρ", forward: "−ρ", k2: "−log ρ", "k3+": "−log ρ", "k1-reward": "−log ρ, minus its bonus", "forward-value": "−ρ·log ρ" };
 
 /** Settings of the training behind an evaluation; {} where it is not in the page. */
 function trainedWith(run) {
@@ -52,9 +52,7 @@ function tellToken(run, sample, i, at) {
 
 /** Slope of the penalty in log π, from log ρ. */
 function pull(logRho, estimator) {
-  if (estimator === "k3") return 1 - Math.exp(logRho);
-  if (estimator === "forward") return -Math.exp(logRho);
-  return -logRho;
+  return (Anchor.slope[estimator] ?? Anchor.slope.k2)(logRho);
 }
 
 /** Adds shift, pull and effect to a trace, in thousandths like the rest; null where q is not known. */
