@@ -182,7 +182,7 @@ def test_the_page_loads_on_demand(server):
         b.wait(f"return document.querySelector('.text').textContent.length === {len(LONG)}")
         b.js(PROBLEM, "aime-000")
         b.wait("return document.querySelectorAll('.tokens span').length > 5")
-        b.js("location.hash = 'explorer?run=base&task=aime&problem=aime-002&seed=0&index=77'")  # on no page of the list yet
+        b.js("location.hash = 'explorer?run=base&task=aime&problem=aime-002&seed=0&index=77'")  # not listed yet
         b.wait("return document.querySelector('.facts')?.textContent.includes('sample 77')")
         assert b.errors() == []
         assert all(u.startswith((server.address, "data:")) for u in b.requests())

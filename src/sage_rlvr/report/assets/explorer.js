@@ -444,8 +444,9 @@ function tokenExplorer() {
   at.append(explorer.root);
   const first = () => {
     const at = linked();
+    if (explorer.turn) return; // something was asked for before it came near
     if (at) explorer.go(at);
-    else if (!explorer.turn) explorer.set({});
+    else explorer.set({});
   };
   whenNear(explorer.root, first, false); // nothing is below it, and a server would be asked
   addEventListener("hashchange", () => linked() && explorer.go(linked()));
