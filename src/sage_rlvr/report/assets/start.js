@@ -34,6 +34,7 @@ function themes() {
 
 const repaint = () => redraw(); // canvases hold their colours: they are drawn again
 
+const before = placeBefore();
 firstScreen();
 overview();
 resultsTable();
@@ -44,6 +45,8 @@ tokenExplorer();
 foot();
 runsPanel();
 themes();
-settle();
+settle(before !== null);
+if (before) goBack(before);
+if (DATA.live) follow();
 document.documentElement.dataset.ready = "true";
 performance.mark("ready");
