@@ -203,15 +203,15 @@ def test_a_watched_page_follows_its_runs_whatever_becomes_of_them(tmp_path):
     assert [r["status"] for r in page["runs"] if r["name"] == "trl"] == ["half finished: step 7 of 9"]
     shutil.rmtree(grpo)
     until({"fresh": 3, "trl": 7})
-    shutil.rmtree(tmp_path / "runs")
-    assert "not read again: there is no run to show" in process.stdout.readline()
+    (tmp_path / "runs").rename(tmp_path / "gone")  # at once: a page of half of them would be right too
+    while "not read again: there is no run to show" not in (line := process.stdout.readline()):
+        assert line.startswith("not read again"), "at most a file that went while it was read"
     process.send_signal(signal.SIGINT)
     said, wrong = process.communicate(timeout=1200)
     assert process.returncode == 0
     assert said.splitlines() == [f"ended; the page is {tmp_path / 'out' / 'page.html'}"]
     assert wrong == ""
-    until_then = embedded((tmp_path / "out" / "page.html").read_text())
-    assert steps(until_then) == {"fresh": 3, "trl": 7}
+    assert steps(embedded((tmp_path / "out" / "page.html").read_text())) == {"fresh": 3, "trl": 7}
     assert [f.name for f in (tmp_path / "out").iterdir()] == ["page.html"]
 
 
@@ -248,7 +248,7 @@ def test_the_page_follows_its_runs_and_the_reader_stays_where_he_is(tmp_path):
     log = write_log(tmp_path / "grpo", steps=10, finished=False) / "log.jsonl"
     b = Browser()
     state = (
-        "return [scrollY, location.hash, document.querySelector('#explorer input[type=search]').value, "
+        "return [document.getElementById('training').getBoundingClientRect().top, location.hash, document.querySelector('#explorer input[type=search]').value, "
         "[...document.querySelectorAll('main section:not(#explorer) input')].map((c) => c.checked).join(), "
         "document.getElementById('runs-button').textContent]"
     )
@@ -277,12 +277,10 @@ def test_the_page_follows_its_runs_and_the_reader_stays_where_he_is(tmp_path):
             b.wait("return !window.old && document.documentElement.dataset.ready === 'true'")
             b.wait("return document.querySelector('#explorer .samples mark') !== null")
             assert "11" in b.text("#overview table")
-            b.wait(f"return Math.abs(scrollY - {was[0]}) < 3")
+            b.wait(f"return Math.abs(document.getElementById('training').getBoundingClientRect().top - {was[0]}) < 3")
             assert b.js(state)[1:] == was[1:]
             assert b.errors() == []
-            assert all(u.startswith((server.address, "data:")) for u in b.requests())
+            assert [u for u in b.requests() if not u.startswith((server.address, "data:", "chrome://"))] == []
             server.shutdown()
-            server.server_close()
-            b.wait("return document.getElementById('live').textContent === 'server ended'")
         finally:
             b.close()
