@@ -118,7 +118,9 @@ def test_a_studys_tables_hold_at_80_columns(place, capsys):
         said = "\n".join(lines)
         assert "…" not in said
         values = re.findall(r"\d\.\d{3}", (place / "s" / "table.md").read_text())
-        differences = [x for d in json.loads((place / "s" / "against.json").read_text()) for x in d["pass_1"] + d["pass_n"]]
+        differences = [
+            x for d in json.loads((place / "s" / "against.json").read_text()) for x in d["pass_1"] + d["pass_n"]
+        ]
         assert len(values) > 20
         assert all(value in said for value in [*values, *(f"{x:+.3f}" for x in differences)])
         for task in ("countdown-ltr", "knights-knaves", "mean of tasks"):

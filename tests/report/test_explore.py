@@ -156,8 +156,8 @@ def steps(page):
 
 
 def test_a_watched_page_follows_its_runs_whatever_becomes_of_them(tmp_path):
-    """A real process, ended by Ctrl-C: a log grows and is cut mid-line, a run without samples and one of another trainer come, one
-    is deleted, and at last all of them. The file stays whole and is the last that could be made."""
+    """A real process, ended by Ctrl-C: a log grows and is cut mid-line, a run without samples and one of another trainer come,
+    one is deleted, and at last all of them. The file stays whole and is the last that could be made."""
     write_store(tmp_path / "runs" / "base", {"aime": [0.5] * 4}, n=4)
     grpo = write_log(tmp_path / "runs" / "grpo", steps=10, finished=False)
     code = "import sys; from sage_rlvr.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -241,14 +241,15 @@ def test_the_page_loads_on_demand(server):
 
 
 @needs_browser
-def test_the_page_follows_its_runs_and_the_reader_stays_where_he_is(tmp_path):
-    """New steps come in without a key pressed; scroll, choices, switched-off runs, the explorer's filters and the address stay."""
+def test_the_page_follows_its_runs_and_the_reader_keeps_the_place(tmp_path):
+    """New steps come in by themselves; scroll, choices, switched-off runs, the explorer's filters and the address stay."""
     for name in ("base", "grpo"):
         write_store(tmp_path / name / "eval", {"aime": [0.5] * 4}, n=8)
     log = write_log(tmp_path / "grpo", steps=10, finished=False) / "log.jsonl"
     b = Browser()
     state = (
-        "return [document.getElementById('training').getBoundingClientRect().top, location.hash, document.querySelector('#explorer input[type=search]').value, "
+        "return [document.getElementById('training').getBoundingClientRect().top, location.hash, "
+        "document.querySelector('#explorer input[type=search]').value, "
         "[...document.querySelectorAll('main section:not(#explorer) input')].map((c) => c.checked).join(), "
         "document.getElementById('runs-button').textContent]"
     )

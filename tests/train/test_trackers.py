@@ -1,5 +1,5 @@
-"""TensorBoard, trackio and wandb (offline) get every number of log.jsonl: its name after "train/", its value, its step. Read back from
-the files that each of them writes."""
+"""TensorBoard, trackio and wandb (offline) get every number of log.jsonl: its name after "train/", its value, its step. Read
+back from the files that each of them writes."""
 
 import json
 import struct
