@@ -16,6 +16,7 @@ from http.client import HTTPConnection
 
 import pytest
 
+from sage_rlvr.cli import main
 from sage_rlvr.errors import UserError
 from sage_rlvr.report.explore import SLICE, Explorer, explore
 from tests.report.browser import Browser, needs_browser
@@ -138,12 +139,15 @@ def test_only_this_machine_and_this_name(server):
     assert "connect-src 'self'" in html.unescape(good.read().decode())
 
 
-def test_what_cannot_be_served_is_said(root, server, tmp_path):
+def test_what_cannot_be_served_is_said(root, server, tmp_path, capsys):
     with pytest.raises(UserError, match="there is no run to show"):
         explore(tmp_path)
     for port in (server.server_port, 99_999):
         with pytest.raises(UserError, match="cannot be used"):
             Explorer(root, port, resamples=50)
+    for seconds in ("0", "-1", "nan", "inf"):
+        assert main(["report", str(root), "--watch", seconds]) == 2
+        assert f"--watch {seconds}: the seconds between two looks must be above 0" in capsys.readouterr().err
 
 
 def embedded(text):

@@ -131,7 +131,7 @@ def _report(args: argparse.Namespace) -> None:
 
     if args.watch is not None:
         if not 0 < args.watch < float("inf"):
-            raise UserError(f"--watch {args.watch:g}: the seconds between two looks must be above 0.")
+            raise UserError(f"--watch {args.watch:g}: the seconds between two looks must be above 0, and finite.")
         explore(args.folders, args.port, args.open, base=args.base, out=args.out, every=args.watch)
         return
     print(f"written: {build_report(args.folders, args.out, base=args.base, show=args.open)}")
