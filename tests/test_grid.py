@@ -1,6 +1,7 @@
 """Tables on a terminal of 80 columns: no line is longer, and every value is there whole."""
 
 import io
+import json
 import re
 
 import pytest
@@ -10,7 +11,11 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from sage_rlvr import cli
+from sage_rlvr.demo import Difference, show_tables
 from sage_rlvr.grid import MOST, Grid
+from sage_rlvr.stats.intervals import Interval
+from sage_rlvr.study.page import wide_console
+from sage_rlvr.study.table import Row, shown
 from tests.evaluate.runs import make_run
 from tests.study.test_against import study_of
 
@@ -101,12 +106,41 @@ def test_lists_hold_at_80_columns(place, capsys, argv):
     assert max(map(cell_len, lines)) <= 80
 
 
+LONG = "branch+beta0.05_rho0.3_tau1.2_centred_exact_credit_k1"
+
+
 def test_a_studys_tables_hold_at_80_columns(place, capsys):
     seeds = [{"countdown-ltr": [i, 8, 3], "knights-knaves": [0, 2, 4 + i]} for i in range(2)]
-    study_of(place / "s", {"base": seeds[:1], "grpo": seeds, "branch+beta0.05_of_a_long_name": seeds}, [0, 1])
-    lines = lines_of(capsys, ["study", "table", "s", "--reference", "grpo"])
+    study_of(place / "s", {"base": seeds[:1], "grpo": seeds, LONG: seeds, f"{LONG}2": seeds}, [0, 1])
+    for reference, more in ((None, "base"), ("grpo", "grpo")):
+        lines = lines_of(capsys, ["study", "table", "s", *(["--reference", reference] if reference else [])])
+        assert max(map(cell_len, boxed(lines))) <= 80
+        said = "\n".join(lines)
+        assert "…" not in said
+        values = re.findall(r"\d\.\d{3}", (place / "s" / "table.md").read_text())
+        differences = [
+            x for d in json.loads((place / "s" / "against.json").read_text()) for x in d["pass_1"] + d["pass_n"]
+        ]
+        assert len(values) > 20
+        assert all(value in said for value in [*values, *(f"{x:+.3f}" for x in differences)])
+        for task in ("countdown-ltr", "knights-knaves", "mean of tasks"):
+            assert f"each variant minus {more} on {task}" in " ".join(said.split())
+    lines = lines_of(capsys, ["study", "status", "s"])
     assert max(map(cell_len, boxed(lines))) <= 80
-    said = "\n".join(lines)
-    values = re.findall(r"\d\.\d{3}", (place / "s" / "table.md").read_text())
-    assert len(values) > 20
-    assert all(value in said for value in values)
+    assert not any("…" in line for line in boxed(lines))
+
+
+def test_the_demos_tables_hold_at_80_columns(place, capsys):
+    """Names are folded, never cut: two long ones that differ at their end stay two."""
+    x, y = Interval(0.123, 0.034, 0.223), Interval(-0.123, -0.223, -0.034)
+    names = ["base", "grpo_no_kl", LONG, f"{LONG}2"]
+    rows = [Row("countdown-ltr", v, 1, 240, {1: x, 64: x}, {}, x, 3.0, 2.0, 14.0, 0.1) for v in names]
+    found = [Difference(v, r, y, y) for r in names[:2] for v in names[1:] if v != r]
+    show_tables(wide_console(), rows, found, 64)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(cell_len, lines)) <= 80
+    assert "…" not in "".join(lines)
+    first = "".join(line.split()[0] for line in lines if line.strip())
+    assert (first.count(LONG), first.count(f"{LONG}2")) == (6, 3)  # in three tables, both names
+    for z, sign, many in ((x, "", rows), (y, "+", found)):
+        assert sum(line.count(shown(z, sign=sign)) for line in lines) == 2 * len(many)

@@ -144,7 +144,7 @@ def show_tables(console: Console, rows: list[Row], found: list[Difference], n: i
     for reference in dict.fromkeys(d.reference for d in found):
         table = _table(f"minus {reference}: paired differences, 95% intervals over problems")
         for column in ("pass@1", f"pass@{n}"):
-            table.add_column(column, justify="right")
+            table.add_column(column, justify="right", no_wrap=True)
         for d in found:
             if d.reference == reference:
                 table.add_row(d.variant, shown(d.pass_1, sign="+"), shown(d.pass_n, sign="+"))
@@ -153,7 +153,7 @@ def show_tables(console: Console, rows: list[Row], found: list[Difference], n: i
 
 def _table(title: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column("variant")
+    table.add_column("variant", overflow="fold")
     return table
 
 

@@ -38,16 +38,9 @@ def read_log(folder: str | Path) -> TrainLog:
     record = read_record(folder)
     if record:
         log.settings, log.finished = record["settings"], bool(record.get("finished"))
-    if (folder / "log.jsonl").is_file():
-        lines = (folder / "log.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
-        raw = [(i, _line(line)) for i, line in enumerate(lines, start=1) if line.strip()]
-        bad = [i for i, e in raw if e is None]
-        if bad:
-            log.notes.append(f"{folder}/log.jsonl: {len(bad)} unreadable lines left out (the first is line {bad[0]})")
-        entries = [e for _, e in raw if e is not None]
-    else:
-        state = trainer_state(folder)
-        entries, log.planned = [e for e in state["log_history"] if _has_step(e)], state.get("max_steps")
+    entries, bad, log.planned = read_steps(folder)
+    if bad:
+        log.notes.append(f"{folder}/log.jsonl: {len(bad)} unreadable lines left out (the first is line {bad[0]})")
     log.entries = _merged(entries)
     steps = log.settings.get("max_steps")
     log.planned = int(steps) if isinstance(steps, int) and steps > 0 else log.planned
@@ -57,6 +50,16 @@ def read_log(folder: str | Path) -> TrainLog:
         of = f" of {log.planned}" if log.planned else ""
         log.notes.append(f"{folder}: half finished, {log.last_step}{of} steps are logged")
     return log
+
+
+def read_steps(folder: Path) -> tuple[list[dict[str, Any]], list[int], int | None]:
+    """Every entry with a step, the numbers of unreadable lines, and the planned steps where trainer_state.json had to be read."""
+    if (folder / "log.jsonl").is_file():
+        lines = (folder / "log.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+        raw = [(i, _line(line)) for i, line in enumerate(lines, start=1) if line.strip()]
+        return [e for _, e in raw if e is not None], [i for i, e in raw if e is None], None
+    state = trainer_state(folder)
+    return [e for e in state["log_history"] if _has_step(e)], [], state.get("max_steps")
 
 
 def read_record(folder: str | Path) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 import argparse
 
 from sage_rlvr.cli.verb import Verb, one_of
+from sage_rlvr.errors import UserError
 
 
 def _analyze_flags(p: argparse.ArgumentParser) -> None:
@@ -113,11 +114,26 @@ def _report_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--out", default="report.html", help="the page (default: %(default)s)")
     p.add_argument("--base", help="the run that differences and support are against")
     p.add_argument("--open", action="store_true", help="show it in the browser")
+    p.add_argument(
+        "--watch", type=float, nargs="?", const=5.0, metavar="SECONDS",
+        help="write it again whenever the runs have changed, looking every 5 seconds, and serve it on this machine until Ctrl-C",
+    )  # fmt: skip
+    _port_flag(p, "--watch: ")
+
+
+def _port_flag(p: argparse.ArgumentParser, when: str = "") -> None:
+    p.add_argument("--port", type=int, default=8765, help=f"{when}on this machine only (default: %(default)s)")
 
 
 def _report(args: argparse.Namespace) -> None:
+    from sage_rlvr.report.explore import explore
     from sage_rlvr.report.page import build_report
 
+    if args.watch is not None:
+        if not 0 < args.watch < float("inf"):
+            raise UserError(f"--watch {args.watch:g}: the seconds between two looks must be above 0, and finite.")
+        explore(args.folders, args.port, args.open, base=args.base, out=args.out, every=args.watch)
+        return
     print(f"written: {build_report(args.folders, args.out, base=args.base, show=args.open)}")
 
 
@@ -133,7 +149,7 @@ def _explore_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "folders", nargs="+", metavar="FOLDER", help="folders with evaluations and training runs, also nested"
     )
-    p.add_argument("--port", type=int, default=8765, help="on this machine only (default: %(default)s)")
+    _port_flag(p)
     p.add_argument("--out", help="write the token explorer alone to this page, without a score, and serve nothing")
     p.add_argument("--open", action="store_true", help="show it in the browser")
 

@@ -49,7 +49,7 @@ def _study_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--reference",
         help="frontier: the family the others are held against (default: the first); table: a variant, to subtract "
-        "from the others",
+        "from the others (default: base)",
     )
     p.add_argument("--task", help="frontier: which task (default: the study's first)")
     p.add_argument(

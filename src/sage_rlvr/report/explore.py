@@ -1,8 +1,10 @@
-"""``sage-rlvr explore``: the same page on 127.0.0.1, with every completion of the stores a request away."""
+"""``sage-rlvr explore`` and ``report --watch``: the same page on 127.0.0.1, with every completion of the stores a request away.
+Files are looked at every few seconds; a page that is open loads itself again at the reader's place."""
 
 import json
 import re
 import threading
+import time
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -20,14 +22,15 @@ from rich.console import Console
 from sage_rlvr.errors import UserError
 from sage_rlvr.report.advantages import advantages
 from sage_rlvr.report.completions import COLUMNS, key_of, records
-from sage_rlvr.report.data import finite
-from sage_rlvr.report.find import EvalRun, Found, TrainRun, find_runs
-from sage_rlvr.report.page import live_page
+from sage_rlvr.report.data import finite, page_data
+from sage_rlvr.report.find import EvalRun, TrainRun, find_runs, state_of
+from sage_rlvr.report.page import html, write_page
 from sage_rlvr.report.traces import Key, Traces, belongs
 from sage_rlvr.stats.intervals import RESAMPLES
 from sage_rlvr.store.samples import KEYS
 
-HOST = "127.0.0.1"
+HOST, PORT = "127.0.0.1", 8765
+EVERY = 5.0  # seconds between two looks at the files
 PREVIEW = 400  # characters of a row in a list
 SLICE = 200_000  # characters of one reply
 TRACE_TOKENS = 32_768
@@ -137,7 +140,7 @@ class _Refused(Exception):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Three addresses and no files: nothing in a request ever becomes a path."""
+    """Four addresses and no files: nothing in a request ever becomes a path."""
 
     server: "Explorer"
     protocol_version = "HTTP/1.1"
@@ -184,32 +187,55 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Explorer(ThreadingHTTPServer):
-    """The server; ``address`` is where to look."""
+    """The server; ``address`` is where to look. With ``out`` each reading is also written there, as the file of ``report``."""
 
     daemon_threads = True
 
-    def __init__(self, found: Found, port: int = 0, title: str = "SAGE explorer", resamples: int = RESAMPLES):
-        self.shelves = [Shelf(run, found.trains) for run in found.evals]
-        traces = [
-            {
-                "count": len(s.traces.groups),
-                "with": s.traces.settings,
-                "first": next(iter(s.traces.groups), ())[:2] or None,
-            }
-            for s in self.shelves
-        ]
-        self.page = live_page(found, traces, title, resamples=resamples)
+    def __init__(
+        self,
+        folders: Sequence[str | Path] | str | Path,
+        port: int = 0,
+        base: str | None = None,
+        out: str | Path | None = None,
+        resamples: int = RESAMPLES,
+    ):
+        self.folders, self.base, self.out, self.resamples = folders, base, out, resamples
+        self.version, self.page = "", ""
+        self.shelves: dict[str, Shelf] = {}
         self.routes: dict[str, Callable[[dict[str, str]], tuple[str, str]]] = {
             "/": lambda q: ("text/html", self.page),
+            "/api/version": lambda q: ("text/plain", self.version),
             "/api/samples": self.list_samples,
             "/api/sample": self.one_sample,
         }
+        self.look()
         try:
             super().__init__((HOST, port), Handler)
         except (OSError, OverflowError) as e:
             why = e.strerror if isinstance(e, OSError) else "ports end at 65535"
             raise UserError(f"port {port} cannot be used ({why}); choose another with --port, or 0 for any.") from e
         self.hosts = {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
+
+    def look(self) -> None:
+        """Reads the runs again where a file has changed. What cannot be read leaves the page as it is."""
+        version = state_of(self.folders)
+        if version == self.version:
+            return
+        found = find_runs(self.folders, self.base)
+        data = page_data(found, resamples=self.resamples)
+        shelves = {run.name: Shelf(run, found.trains) for run in found.evals}
+        traces = [
+            {
+                "count": len(s.traces.groups),
+                "with": s.traces.settings,
+                "first": next(iter(s.traces.groups), ())[:2] or None,
+            }
+            for s in shelves.values()
+        ]
+        if self.out is not None:
+            write_page(self.out, found, data)
+        live = data | {"live": version, "traces": finite(traces)}
+        self.page, self.shelves, self.version = html(live, [], "SAGE explorer", connect="'self'"), shelves, version
 
     @property
     def address(self) -> str:
@@ -230,10 +256,10 @@ class Explorer(ThreadingHTTPServer):
         return "application/json", json.dumps(finite(found), ensure_ascii=False)
 
     def _shelf(self, q: dict[str, str]) -> Shelf:
-        run = _whole(q, "run")
-        if not 0 <= run < len(self.shelves):
-            raise _Refused(HTTPStatus.NOT_FOUND, f"run={run}: there are {len(self.shelves)} runs, from 0")
-        return self.shelves[run]
+        """By name: a number would mean another run as soon as one is added."""
+        if (name := q.get("run", "")) not in self.shelves:
+            raise _Refused(HTTPStatus.NOT_FOUND, f"there is no run {name[:200]!r}")
+        return self.shelves[name]
 
 
 def _whole(q: dict[str, str], name: str, default: int | None = None) -> int:
@@ -246,20 +272,39 @@ def _whole(q: dict[str, str], name: str, default: int | None = None) -> int:
 
 
 def explore(
-    folders: Sequence[str | Path] | str | Path, port: int = 8765, show: bool = False, console: Console | None = None
+    folders: Sequence[str | Path] | str | Path,
+    port: int = PORT,
+    show: bool = False,
+    console: Console | None = None,
+    base: str | None = None,
+    out: str | Path | None = None,
+    every: float = EVERY,
 ) -> None:
-    """Serves the page until Ctrl-C."""
+    """Serves the page until Ctrl-C, and looks at the files again ``every`` so many seconds."""
     console = console or Console()
-    found = find_runs([folders] if isinstance(folders, str | Path) else folders)
-    if not found.evals:
-        raise UserError(f"explore: there are no samples under {folders}; name a folder that eval wrote.")
-    with Explorer(found, port) as server:
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    with Explorer(folders, port, base, out) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        wrong, took = "", 0.0
         try:
-            console.print(
-                f"{server.address} shows {len(found.evals)} runs; Ctrl-C ends it.", highlight=False, soft_wrap=True
-            )
+            say(f"{server.address} shows the runs and looks at their files every {every:g} s; Ctrl-C ends it.")
             if show:
                 webbrowser.open(server.address)
-            server.serve_forever()
+            while True:
+                time.sleep(max(every, took))  # a page that is slow to make leaves half of the core to others
+                start = time.monotonic()
+                try:
+                    server.look()
+                    why = ""
+                except Exception as e:  # a file half written, a folder that was removed: the next look may do
+                    why = f"not read again: {e if isinstance(e, UserError) else f'{type(e).__name__}: {e}'}"
+                if why and why != wrong:
+                    say(why)
+                wrong, took = why, time.monotonic() - start
         except KeyboardInterrupt:
-            console.print("ended.")
+            say(f"ended; the page is {Path(out).resolve()}" if out is not None else "ended.")
+        finally:
+            server.shutdown()

@@ -1,13 +1,15 @@
 """Which folders under the given ones are runs, and what is wrong with those that cannot be shown."""
 
+import hashlib
 import json
-import math
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sage_rlvr.analysis.records import read_steps
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.counts import Counts, counts_of
 from sage_rlvr.store.samples import SampleStore
@@ -31,7 +33,7 @@ class TrainRun:
     name: str
     folder: Path
     record: dict[str, Any]  # run.json
-    log: list[dict[str, Any]]  # log.jsonl, a step each
+    log: list[dict[str, Any]]  # log.jsonl (or trainer_state.json), a step each
     status: str = "complete"
     notes: list[str] = field(default_factory=list)
 
@@ -43,9 +45,9 @@ class Found:
     absent: dict[str, str] = field(default_factory=dict)  # name → why it is not shown
 
 
-def find_runs(folders: Sequence[str | Path], base: str | None = None) -> Found:
+def find_runs(folders: Sequence[str | Path] | str | Path, base: str | None = None) -> Found:
     """Every run under the folders, by name; ``base`` (or else one called base) comes first: the others are held against it."""
-    found = Found()
+    found, folders = Found(), [folders] if isinstance(folders, str | Path) else folders
     for name, folder in _candidates(folders, found.absent):
         store, log = (folder / "store.json").exists() or (folder / "samples").is_dir(), _is_training(folder)
         if store:
@@ -61,6 +63,19 @@ def find_runs(folders: Sequence[str | Path], base: str | None = None) -> Found:
     first = base or next((n for n in names if "base" in Path(n).name.lower().replace("-", "_").split("_")), None)
     found.evals.sort(key=lambda run: run.name != first)  # stable: the others stay in order
     return found
+
+
+def state_of(folders: Sequence[str | Path] | str | Path) -> str:
+    """A word that is another one as soon as a run's file under the folders is new, longer, changed or gone."""
+    seen = []
+    for root in [folders] if isinstance(folders, str | Path) else folders:
+        for at, inside, files in os.walk(root):
+            inside[:] = sorted(d for d in inside if not d.startswith("."))
+            for name in sorted(f for f in files if f.endswith((".json", ".jsonl", ".parquet"))):
+                with suppress(OSError):  # gone since it was listed
+                    stat = os.stat(os.path.join(at, name))
+                    seen.append((at, name, stat.st_mtime_ns, stat.st_size))
+    return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
 
 
 def _candidates(folders: Sequence[str | Path], absent: dict[str, str]) -> Iterator[tuple[str, Path]]:
@@ -94,8 +109,8 @@ def _not_ours(name: str) -> bool:
 def _is_training(folder: Path) -> bool:
     if (folder / "log.jsonl").exists():
         return True
-    if not (folder / "run.json").is_file():
-        return False
+    if not (folder / "run.json").is_file():  # another trainer's, with rewards: SFT is no run of ours
+        return any("reward" in entry for entry in _steps(folder)[0])
     try:
         record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -139,34 +154,23 @@ def _add_train(found: Found, name: str, folder: Path) -> None:
     ):  # a string is the release that wrote it: shown, not judged
         found.absent[name] = f"run.json is of version {version} and this release reads {RECORD_VERSION}"
         return
-    log, bad = _read_log(folder / "log.jsonl")
+    log, bad, planned = _steps(folder)
     if bad:
         notes.append(f"{bad} lines of log.jsonl cannot be read and are left out")
     run = TrainRun(name, folder, record, log, notes=notes)
-    if not record.get("finished"):
-        top, last = record.get("settings", {}).get("max_steps"), max((r["step"] for r in log), default=0)
+    last = max((r["step"] for r in log), default=0)
+    if not record.get("finished") and last != planned:
+        top = record.get("settings", {}).get("max_steps", planned)
         run.status = f"half finished: step {last:g}" + (f" of {top}" if isinstance(top, int) and top > 0 else "")
     elif not log:
         run.status = "finished, but it has no log.jsonl"
     found.trains.append(run)
 
 
-def _read_log(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """(entries with a step, lines that are none); a line cut by a kill is one of those."""
+def _steps(folder: Path) -> tuple[list[dict[str, Any]], int, int | None]:
+    """(entries with a step, unreadable lines, planned steps where only transformers' own log says them)."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return [], 0
-    out, bad = [], 0
-    for line in lines:
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            bad += 1
-            continue
-        step = entry.get("step") if isinstance(entry, dict) else None
-        if isinstance(step, int | float) and math.isfinite(step):
-            out.append(entry)
-        else:
-            bad += 1
-    return out, bad
+        entries, bad, planned = read_steps(folder)
+    except (UserError, OSError):
+        return [], 0, None
+    return entries, len(bad), planned

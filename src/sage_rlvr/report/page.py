@@ -6,7 +6,6 @@
 import base64
 import hashlib
 import json
-import os
 import webbrowser
 from collections.abc import Sequence
 from functools import cache
@@ -19,6 +18,7 @@ from markupsafe import Markup
 from rich.console import Console
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.models import write_whole
 from sage_rlvr.report.completions import choose, in_reading_order
 from sage_rlvr.report.data import finite, page_data, tokens_data
 from sage_rlvr.report.find import Found, find_runs
@@ -42,6 +42,7 @@ SCRIPTS = (
     "beside.js",
     "explorer.js",
     "drawer.js",
+    "follow.js",
     "start.js",
 )
 STYLES = ("page.css", "first.css", "explorer.css", "drawer.css")
@@ -64,46 +65,36 @@ def build_report(
     """Finds the runs under ``folders`` and writes the page; ``show`` opens it in the browser. ``only_tokens``: the token
     explorer alone, without a score."""
     with (console or Console(stderr=True)).status("reading the runs") as line:
-        found = find_runs([folders] if isinstance(folders, str | Path) else folders, base)
+        found = find_runs(folders, base)
         data = tokens_data(found) if only_tokens else page_data(found, level, resamples, tell=line.update)
         line.update("choosing completions")
-        samples = _add_completions(data, found, limit)
-        if only_tokens:
-            for task in data["tasks"].values():
-                del task["rate"]  # it has chosen the completions; the page says no share of right ones
-    path = Path(out)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        part.write_text(html(data, samples, title), encoding="utf-8")
-        os.replace(part, path)
-    except OSError as e:
-        raise UserError(f"--out {out}: cannot be written ({e.strerror}); name a file you can write to.") from e
+        path = write_page(out, found, data, title, limit)
     if show:
         webbrowser.open(path.resolve().as_uri())
     return path
 
 
-def _add_completions(data: dict[str, Any], found: Found, limit: int | None) -> list[list[dict[str, Any]]]:
-    """The completions that fit, run by run; ``data`` is told what is left out."""
-    fixed = _fixed(data) + 4096 * len(found.evals)
+def write_page(
+    out: str | Path, found: Found, data: dict[str, Any], title: str = "SAGE report", limit: int | None = None
+) -> Path:
+    """The one file, with as many completions as fit; who reads it meanwhile sees the old page or the new one, whole."""
+    fixed = len(html(data, [], "").encode()) + 4096 * len(found.evals)
     room = max(LIMIT - fixed, LEAST) if limit is None else limit - fixed
     chunks = choose(found.evals, data["tasks"], room, found.trains)
-    data["completions"] = [c.said() for c in chunks]
-    data["traces"] = [{"count": c.traced, "with": finite(c.traced_with)} for c in chunks]
-    return [finite(list(in_reading_order(c))) for c in chunks]  # a stored log-prob may be nan
-
-
-def live_page(
-    found: Found,
-    traces: Sequence[dict[str, Any]],
-    title: str = "SAGE explorer",
-    level: float = 0.95,
-    resamples: int = RESAMPLES,
-) -> str:
-    """The same page for ``explore``: no completions in it, they are asked for. ``traces``: {count, with} of each evaluation."""
-    data = page_data(found, level, resamples) | {"live": True, "traces": finite(list(traces))}
-    return html(data, [], title, connect="'self'")
+    more: dict[str, Any] = {
+        "completions": [c.said() for c in chunks],
+        "traces": [{"count": c.traced, "with": finite(c.traced_with)} for c in chunks],
+    }
+    if data.get("only_tokens"):  # the rates have chosen the completions; the page says no share of right ones
+        more["tasks"] = {name: {k: v for k, v in task.items() if k != "rate"} for name, task in data["tasks"].items()}
+    samples = [finite(list(in_reading_order(c))) for c in chunks]  # a stored log-prob may be nan
+    path = Path(out)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, html(data | more, samples, title))
+    except OSError as e:
+        raise UserError(f"--out {out}: cannot be written ({e.strerror}); name a file you can write to.") from e
+    return path
 
 
 def html(data: dict[str, Any], samples: Sequence[Any], title: str, connect: str = "'none'") -> str:
@@ -131,11 +122,6 @@ def embedded(x: Any) -> str:
     for character, code in ESCAPES.items():  # five times str.replace is ten times as fast as translate
         text = text.replace(character, code)
     return text
-
-
-def _fixed(data: dict[str, Any]) -> int:
-    """Bytes of the page without completions."""
-    return len(html(data, [], "").encode())
 
 
 def _hash(text: str) -> str:

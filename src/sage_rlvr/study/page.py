@@ -101,7 +101,9 @@ def status_table(study: Study, out: Path) -> Table:
     done = sum(s["state"] == "done" for s in states.values())
     table = Table(title=f"study {study.name}: {done} of {len(states)} runs done")
     for column in ("run", "state", "step", "reward", "kl", "entropy"):
-        table.add_column(column, justify="left" if column in ("run", "state") else "right")
+        table.add_column(
+            column, justify="left" if column in ("run", "state") else "right", overflow="fold", no_wrap=column != "run"
+        )
     for name, s in states.items():
         colour = COLOURS[s["state"]]
         numbers = [f"{s[k]:.3g}" if isinstance(s.get(k), int | float) else "" for k in ("reward", "kl", "entropy")]
@@ -131,40 +133,39 @@ def make_report(out: str | Path, to: str | None = None, show: bool = False) -> P
 
 
 def show_table(out: str | Path, console: Console | None = None, reference: str | None = None) -> None:
-    """The table, also as table.md and table.json in the study's folder; with ``reference`` what each variant has more than that
-    one, on each task and on their mean, too (against.json)."""
+    """A table for each task, all of them also as table.md and table.json in the study's folder, and what each variant has more
+    than ``reference`` (else the base, where it is done), on each task and on their mean (against.json)."""
     console, out = console or wide_console(), Path(out)
-    rows = study_rows(out)
-    ks = sorted({k for r in rows for k in r.pass_at})
-    tasks = list(dict.fromkeys(r.task for r in rows))
-    about = f" on {tasks[0]}" if len(tasks) == 1 else ""
-    title = f"{read_folder(out).name}{about}: means over seeds, 95% intervals over problems and, where there are several, seeds"
-    table = Grid(title, columns(ks)[bool(about) :], keep=2 - bool(about), left=("task", "variant"))
-    for row in rows:
-        table.add(*cells(row, ks)[bool(about) :])
-    table.show(console)
-    n = ks[-1] if ks else 0
+    rows, name = study_rows(out), read_folder(out).name
+    for task in dict.fromkeys(r.task for r in rows):
+        own = [r for r in rows if r.task == task]
+        ks = sorted({k for r in own for k in r.pass_at})
+        table = Grid(f"{name} on {task}: {own[0].problems} problems, {ks[-1]} samples each", columns(ks)[1:])
+        for row in own:
+            table.add(*cells(row, ks)[1:])
+        table.show(console)
     console.print(
-        f"lost, gained: problems solved in {n} samples by the base only, by the trained model only; tokens: of a sample; "
-        "truncated: samples that reached max_tokens.",
+        "means over seeds, 95% intervals over problems and, where there are several, seeds; lost, gained: problems solved by the "
+        "base only, by the trained model only; tokens: of a sample; truncated: samples that reached max_tokens.",
         highlight=False,
     )
     write_whole(out / "table.md", as_markdown(rows))
     write_whole(out / "table.json", json.dumps(as_json(rows), indent=1) + "\n")
     console.print(f"written: {out / 'table.md'}, {out / 'table.json'}", soft_wrap=True)
-    if reference is not None:
-        _show_against(console, out, reference)
+    if reference is not None or {"base"} < {r.variant for r in rows}:
+        _show_against(console, out, reference or "base")
 
 
 def _show_against(console: Console, out: Path, reference: str) -> None:
     found = read_standings(out)
     less = found.less(reference)
-    title = f"each variant minus {reference}: 95% intervals over problems and, where there are several, seeds"
-    head = ("task", "variant", "seeds", "pass@1", f"pass@{found.n}", "verdict")
-    table = Grid(title, head, keep=2, left=("task", "variant", "verdict"))
-    for x in less:
-        table.add(x.task, x.variant, str(x.seeds), _signed(x.pass_1), _signed(x.pass_n), x.verdict())
-    table.show(console)
+    for task in found.tasks:
+        title = f"each variant minus {reference} on {task}: paired differences, 95% intervals"
+        table = Grid(title, ("variant", "seeds", "pass@1", f"pass@{found.n}", "verdict"), left=("verdict",))
+        for x in less:
+            if x.task == task:
+                table.add(x.variant, str(x.seeds), _signed(x.pass_1), _signed(x.pass_n), x.verdict())
+        table.show(console)
     write_whole(out / "against.json", json.dumps([asdict(x) for x in less], indent=1) + "\n")
     console.print(f"written: {out / 'against.json'}", soft_wrap=True)
 

@@ -203,15 +203,16 @@ function whenNear(node, draw, wait = true) {
   near.observe(node);
 }
 
-/** The rest is drawn in idle moments, one figure at a time; a section that was asked for meanwhile keeps its place. */
-function settle() {
+/** The rest is drawn in idle moments, one figure at a time; a section that was asked for meanwhile keeps its place, unless the
+    page is ``held`` somewhere else. */
+function settle(held) {
   const idle = window.requestIdleCallback ?? ((f) => setTimeout(f, 20)); // Safari has none
   let touched = false;
   for (const kind of ["wheel", "touchmove", "keydown"]) addEventListener(kind, () => (touched = true), { once: true });
   const next = () => {
     const node = waiting.shift();
     if (node) node.ready();
-    if (location.hash.length > 1 && !touched) document.getElementById(location.hash.slice(1).split("?")[0])?.scrollIntoView();
+    if (location.hash.length > 1 && !touched && !held) document.getElementById(location.hash.slice(1).split("?")[0])?.scrollIntoView();
     if (waiting.length) idle(next, { timeout: 200 });
   };
   idle(next, { timeout: 200 });

@@ -48,10 +48,10 @@ const served = {
     return reply.json();
   },
   list(query) {
-    return this.get("api/samples", { ...query, limit: PAGE });
+    return this.get("api/samples", { ...query, run: plainName(query.run), limit: PAGE });
   },
   sample(run, row, from = 0) {
-    return this.get("api/sample", { run, task: row.t, problem: row.p, seed: row.s, index: row.i, from });
+    return this.get("api/sample", { run: plainName(run), task: row.t, problem: row.p, seed: row.s, index: row.i, from });
   },
 };
 

@@ -34,6 +34,7 @@ function themes() {
 
 const repaint = () => redraw(); // canvases hold their colours: they are drawn again
 
+const before = placeBefore();
 if (!DATA.only_tokens) {
   firstScreen();
   resultsTable();
@@ -46,6 +47,8 @@ overview();
 tokenExplorer();
 foot();
 themes();
-settle();
+settle(before !== null);
+if (before) goBack(before);
+if (DATA.live) follow();
 document.documentElement.dataset.ready = "true";
 performance.mark("ready");
