@@ -26,7 +26,7 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.head import Head, covers, in_place
 from sage_rlvr.train import hidden, measure, microbatches, packing, rollouts, token_credit
 from sage_rlvr.train.banner import Banner
-from sage_rlvr.train.callbacks import LogFile, OnPolicy, PaidToRamble, ProgressLine, replace_progress
+from sage_rlvr.train.callbacks import LogFile, OnPolicy, PaidToRamble, replace_progress
 from sage_rlvr.train.card import describe
 from sage_rlvr.train.casts import keep_inputs
 from sage_rlvr.train.config import SAGEConfig
@@ -111,7 +111,7 @@ class SAGETrainer(GeneratingTrainer):
         if self.guide is not None and self.estimator == "k1-reward":
             self.add_callback(PaidToRamble())
         self.add_callback(Banner(self))
-        replace_progress(self, ProgressLine)
+        replace_progress(self)
         self._say_which_gradient()
 
     def get_train_dataloader(self) -> Any:
