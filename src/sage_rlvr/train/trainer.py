@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.data_loader import DataLoaderShard
 from accelerate.utils import is_peft_model, set_seed
 from torch import Tensor
 from trl.generation import vllm_generation
@@ -114,13 +113,6 @@ class SAGETrainer(GeneratingTrainer):
         replace_progress(self)
         self._say_which_gradient()
 
-    def get_train_dataloader(self) -> Any:
-        """Rows are text: Accelerate need not walk through each in search of tensors for the device."""
-        loader = super().get_train_dataloader()
-        if isinstance(loader, DataLoaderShard):
-            loader.device = None
-        return loader
-
     # ---- rewards ---------------------------------------------------------------------------------------------------
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
@@ -166,8 +158,7 @@ class SAGETrainer(GeneratingTrainer):
         if not self.stop_strings:
             self.mask_truncated_completions = masked  # TRL's own rule is right
         try:
-            reference = in_place(grpo_trainer, self._anchor_reset.adapter, "use_adapter")
-            with in_place(grpo_trainer, rollouts.quick_pad, "pad"), reference:
+            with in_place(grpo_trainer, self._anchor_reset.adapter, "use_adapter"):
                 output = super()._generate_and_score_completions(inputs)
         finally:
             self._lens, self.mask_truncated_completions = None, masked
