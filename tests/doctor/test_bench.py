@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks/gpu"))
+sys.path.append(str(ROOT / "benchmarks/gpu"))
 
 import bench  # noqa: E402
 import replay  # noqa: E402
