@@ -111,11 +111,7 @@ def study(model: str, out: Path, case: int) -> None:
                 os._exit(code)
         return warm.Forked(pid, folder / run / job.STATUS)
 
-    class NoWarm(warm.Warm):
-        def __init__(self, env: dict[str, str]):
-            self.process = None
-
-    study_run._start, study_run.Warm = start, NoWarm
+    study_run._start = start
     file = out / "small.yaml"
     file.write_text(yaml.safe_dump(SMALL | {"seeds": [case]}))
     _, failed = study_run.run_study(file, out / "run", jobs=2)

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from steady import same, steady_names
 
-from sage_rlvr.evaluate.compact import from_compact
+from sage_rlvr.evaluate.counts import from_compact
 from sage_rlvr.metrics import pass_at_k
 from sage_rlvr.report.style import panels
 from sage_rlvr.study.records import RUNS

@@ -38,7 +38,7 @@ TAKEN = [  # a verb, its other words, a shared name, a value, what argparse call
     ("analyze", ["grid", "run"], "task", "amc23", "task"),
     ("study", ["frontier", "folder"], "task", "amc23", "task"),
     *((verb, words, "out", "o", "out") for verb, words in {
-        "demo": [], "bench": [], "lab": [], "results": ["r"], "compare": ["r"], "analyze": ["support", "r"], "trace": ["r"],
+        "demo": [], "lab": [], "results": ["r"], "compare": ["r"], "analyze": ["support", "r"], "trace": ["r"],
         "tables": ["table1"], "report": ["r"], "study": ["run", "demo"], "merge": ["a"], "export": ["a"],
     }.items()),
 ]  # fmt: skip

@@ -51,7 +51,7 @@ def ran(folder):
 
 
 COMMANDS = """
-demo --help | doctor | doctor --config small-recipe.yaml | plan --config small-recipe.yaml | bench --help | lab --out lab
+demo --help | doctor | doctor --config small-recipe.yaml | plan --config small-recipe.yaml | lab --out lab
 tasks | tasks show countdown-ltr 1 | train --config small-recipe.yaml --output_dir again --use_cpu true --max_steps 1
 eval --model out/base/sft/model --tasks countdown-ltr --n 1 --seeds 1 --limit 2 --max_tokens 4 --prompt_format symbols --out one
 results one | compare one out/base/eval | analyze patterns one | analyze perplexity one --base out/base/eval --limit 1

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from vllm.config import CompilationConfig
 from vllm.v1.engine.core_client import SyncMPClient
 
-from sage_rlvr.errors import UserError
+from sage_rlvr.errors import Failed, UserError
 from sage_rlvr.evaluate import vllm_backend
 from sage_rlvr.evaluate.backends import choose, make_backend
 from sage_rlvr.evaluate.sampling import Request, Sampling
@@ -125,6 +125,15 @@ def test_log_probs_that_are_not_numbers_come_back_as_such(base, adapter, tmp_pat
         assert all(np.isnan(g.logprob) for g in run(backend, requests(base, 4)).values())
     finally:
         backend.close()
+
+
+def test_log_probs_that_do_not_come_end_the_evaluation(engines, base, monkeypatch):
+    """As from a vLLM that hands them on in another way: no sample is stored with the log-prob of nothing."""
+    monkeypatch.setattr(vllm_backend, "LOGPROBS", "another name")
+    with pytest.raises(Failed, match=r"gave 0 log-probs for \d+ tokens"):
+        run(engines(False, Sampling(max_tokens=4)), requests(base, 1))
+    monkeypatch.undo()
+    assert run(engines(False, Sampling(max_tokens=4)), requests(base, 1))
 
 
 def test_draws_follow_the_models_distribution(engines, base):

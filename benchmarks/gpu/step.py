@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from replay import QWEN_1_5B, Replay, Rollouts, Shape, draw_rollouts
 from trl import GRPOConfig, GRPOTrainer
 
-from sage_rlvr.doctor.replay import QWEN_1_5B, Replay, Rollouts, Shape, draw_rollouts
 from sage_rlvr.provenance import made_with
 from sage_rlvr.train import SAGEConfig, SAGETrainer
 

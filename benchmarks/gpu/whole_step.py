@@ -32,9 +32,9 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
+from replay import GIB, QWEN_1_5B, Shape, Watch, random_model
 from trl import GRPOConfig, GRPOTrainer
 
-from sage_rlvr.doctor.replay import GIB, QWEN_1_5B, Shape, Watch, random_model
 from sage_rlvr.models.scratch import SPECIAL, character_tokenizer
 from sage_rlvr.provenance import made_with
 from sage_rlvr.tasks import task_reward

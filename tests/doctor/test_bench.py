@@ -8,9 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from sage_rlvr.doctor import bench, replay
-
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks/gpu"))
+
+import bench  # noqa: E402
+import replay  # noqa: E402
 
 
 def test_bench_runs_every_part_and_writes_where(tmp_path, capsys):
@@ -100,7 +102,6 @@ def test_the_whole_step_runs_small_and_its_phases_add_up(tmp_path, monkeypatch):
 
 
 def test_the_probe_of_shares_finds_nothing_wrong_here_and_would_find_it(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks/gpu"))
     flags = ["--tiny", "--seconds", "0", "--shares", "40", "--out", str(tmp_path / "s.json")]
     script(monkeypatch, *flags, name="mps_share.py")
     found = json.loads((tmp_path / "s.json").read_text())["shares"]["40"]
@@ -118,7 +119,6 @@ def test_the_probe_of_shares_finds_nothing_wrong_here_and_would_find_it(tmp_path
 
 
 def test_the_probe_of_shares_keeps_what_it_found_when_it_is_cut_short(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks/gpu"))
     import mps_share
 
     def start(share, *_):

@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from sage_rlvr import UserError
-from sage_rlvr.evaluate.compact import compact, from_compact
-from sage_rlvr.evaluate.counts import RIGHT, counts_of
+from sage_rlvr.evaluate.compact import compact
+from sage_rlvr.evaluate.counts import RIGHT, counts_of, from_compact
 from sage_rlvr.evaluate.estimates import rates
 from sage_rlvr.evaluate.results import results
 from sage_rlvr.models import write_whole

@@ -148,7 +148,7 @@ def interrupted(study, out, runs, deaf, monkeypatch):
     def interrupt(study, out):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(study_run, "_start", lambda out, run, jobs, slot, warm: Stuck(run, calls, deaf, now))
+    monkeypatch.setattr(study_run, "_start", lambda out, run, *rest: Stuck(run, calls, deaf, now))
     monkeypatch.setattr(study_run.time, "monotonic", lambda: now[0])
     with pytest.raises(KeyboardInterrupt):
         study_run._run(study, out, runs, len(runs), interrupt, None)
@@ -199,7 +199,7 @@ def test_the_base_is_sampled_beside_the_others_once_it_is_made(ends, tmp_path, m
             self.returncode = 1 if self.run == "base" and ends != "well" else 0
             return self.returncode
 
-    def fake(out, run, jobs, slot, warm):
+    def fake(out, run, *rest):
         (out / run).mkdir(parents=True, exist_ok=True)
         return Process(run)
 
@@ -233,7 +233,7 @@ def test_one_more_starts_only_when_it_is_admitted(tmp_path, monkeypatch):
             going.remove(self.run)
             return 0
 
-    monkeypatch.setattr(study_run, "_start", lambda out, run, jobs, slot, warm: Process(run))
+    monkeypatch.setattr(study_run, "_start", lambda out, run, *rest: Process(run))
     monkeypatch.setattr(study_run.time, "sleep", lambda seconds: None)
     watch, told = (lambda study, out: most.append(len(going))), []
     runs = ["grpo-s0", "branch-s0", "grpo-s1", "branch-s1"]

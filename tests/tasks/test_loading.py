@@ -190,7 +190,10 @@ def test_a_damaged_file_is_named(tmp_path, name, content, says):
 
 def test_offline_without_the_file_is_one_sentence_and_nobody_is_called(tmp_path, monkeypatch):
     called = []
+    for library in ("huggingface_hub.constants", "datasets.config"):  # no user said that it is offline
+        monkeypatch.setattr(f"{library}.HF_HUB_OFFLINE", False)
     monkeypatch.setattr(socket.socket, "connect", lambda self, address: called.append(address))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: called.append(args) or pytest.fail("asked"))
     with pytest.raises(UserError) as error:
         load_task("amc23", tmp_path)
     text = one_sentence(error)

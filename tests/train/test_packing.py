@@ -333,6 +333,23 @@ def test_what_cannot_be_exact_is_refused(tmp_path, options, word):
         tiny.config(SAGEConfig, tmp_path, **({"tokens_per_microbatch": 100} | options))
 
 
+@pytest.mark.parametrize("how", ["mean", "count"])
+def test_a_loss_that_would_need_the_other_processes_stops_the_run(folder, tmp_path, monkeypatch, how):
+    """As a later TRL might: its loss has a mean or a count over all processes in it. Parts know their own alone."""
+    theirs = SAGETrainer._compute_loss
+
+    def exchanges(self, model, inputs):
+        loss = theirs(self, model, inputs)
+        if how == "mean":
+            return loss + self.accelerator.gather(loss).mean()
+        return loss / self.accelerator.reduce(inputs["completion_mask"].sum(), reduction="sum")
+
+    monkeypatch.setattr(SAGETrainer, "_compute_loss", exchanges)
+    with pytest.raises(RuntimeError, match="this TRL exchanges numbers between processes inside its loss"):
+        train(build(folder, tmp_path / "split", 60, max_steps=1))
+    train(build(folder, tmp_path / "whole", None, max_steps=1))
+
+
 def test_every_loss_type_of_trl_has_a_weight():
     import inspect
 

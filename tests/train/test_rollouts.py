@@ -6,7 +6,6 @@ import pytest
 import torch
 from datasets import Dataset
 from trl import GRPOTrainer
-from trl.trainer import grpo_trainer
 
 from sage_rlvr.train import SAGETrainer, measure, rollouts
 
@@ -179,15 +178,6 @@ def test_a_groups_prompt_is_copied_once(folder, tmp_path, monkeypatch):
     assert [len({id(p) for p in batch}) for batch in (shared, apart)] == [3, 9]
 
 
-def test_rows_of_text_are_not_searched_for_tensors(folder, tmp_path, monkeypatch):
-    """The same rows as with Accelerate's walk through them, without the walk."""
-    ours = build(folder, tmp_path / "ours").get_train_dataloader()
-    theirs = GRPOTrainer.get_train_dataloader(build(folder, tmp_path / "theirs"))
-    rows = [batch for batch, _ in zip(theirs, range(3))]
-    monkeypatch.setattr("accelerate.data_loader.send_to_device", lambda *args, **kwargs: pytest.fail("searched"))
-    assert [batch for batch, _ in zip(ours, range(3))] == rows
-
-
 def test_a_static_cache_draws_the_same_rollouts(folder, tmp_path):
     """TRL's option for generation without vLLM, through our trainer: the same losses and lengths, digit for digit."""
     runs = []
@@ -198,29 +188,3 @@ def test_a_static_cache_draws_the_same_rollouts(folder, tmp_path):
         runs.append([(e["loss"], e["completions/mean_length"]) for e in trainer.state.log_history if "loss" in e])
     assert runs[0] == runs[1]
     assert len(runs[0]) == 2
-
-
-def test_padding_in_one_call_is_trls(folder, tmp_path, monkeypatch):
-    """The same tensor for every side, multiple, dtype and raggedness; TRL's own is what the trainer no longer calls."""
-    generator = torch.Generator().manual_seed(0)
-    for case in range(200):
-        lengths = torch.randint(
-            0, 9, (int(torch.randint(1, 7, (1,), generator=generator)),), generator=generator
-        ).tolist()
-        if case % 2:
-            rows = [torch.randint(5, (n,), generator=generator) for n in lengths]
-        else:
-            rows = [torch.tensor([float(i) for i in range(n)]) for n in lengths]
-        rows[-1:] = (
-            [torch.tensor([])] if case % 5 == 0 and len(rows) > 1 else rows[-1:]
-        )  # as an empty list becomes: float32
-        for side in ("left", "right"):
-            for multiple in (None, 4):
-                theirs = grpo_trainer.pad(rows, 7, side, multiple)
-                ours = rollouts.quick_pad(rows, 7, side, multiple)
-                assert torch.equal(ours, theirs)
-                assert ours.dtype == theirs.dtype
-    planes = [torch.ones(2, 3), torch.ones(1, 2)]
-    assert torch.equal(rollouts.quick_pad(planes), grpo_trainer.pad(planes))
-    monkeypatch.setattr(grpo_trainer, "pad", lambda *args, **kwargs: pytest.fail("row by row"))
-    build(folder, tmp_path, given=False, max_steps=1, max_completion_length=6).train()

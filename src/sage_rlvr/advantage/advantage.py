@@ -25,16 +25,13 @@ log-probs, so ``adv(rewards, group)`` leaves it out: ``adv.token_part`` is it, o
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.registered import Registry
-
-if TYPE_CHECKING:
-    from sage_rlvr.advantage.tokens import TokenAdvantage
 
 STAGES = ("reward", "advantage", "factor", "term", "tokens")
 KINDS = ("answers", "signs", "prompts", "tokens", "whole")
@@ -77,9 +74,9 @@ class Advantage:
         return [self]
 
     @property
-    def token_part(self) -> "TokenAdvantage | None":
-        """The part that gives each token its own advantage."""
-        return next((part for part in self.parts if part.stage == "tokens"), None)  # type: ignore[return-value]
+    def token_part(self) -> Any:
+        """The TokenAdvantage among the parts, which gives each token its own advantage, or None."""
+        return next((part for part in self.parts if part.stage == "tokens"), None)
 
     def shape(self, r: Rollouts) -> Tensor:
         """(P, G), of the kind that ``stage`` says."""

@@ -18,7 +18,6 @@ VERBS = {  # in the order of --help
     "demo": study.DEMO,
     "doctor": before.DOCTOR,
     "plan": before.PLAN,
-    "bench": before.BENCH,
     "lab": before.LAB,
     "tasks": before.TASKS,
     "train": train.TRAIN,

@@ -41,25 +41,6 @@ PLAN = Verb(
 )
 
 
-def _bench_flags(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--out", help="also write the table as JSON, with machine and versions")
-    p.add_argument("--quick", action="store_true", help="small sizes, seconds: to see that it runs, not to measure")
-
-
-def _bench(args: argparse.Namespace) -> None:
-    from sage_rlvr.doctor.bench import run_bench
-
-    run_bench(args.out, args.quick)
-
-
-BENCH = Verb(
-    "time the parts of a training step on this machine: guides, head, verifier, step, packing",
-    "sage-rlvr bench --out bench.json",
-    _bench_flags,
-    _bench,
-)
-
-
 def _lab_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--out", default="runs/lab", help="folder for the figures and lab.json (default: %(default)s)")
     p.add_argument("--seed", type=int, default=0, help="which random world (default: %(default)s)")

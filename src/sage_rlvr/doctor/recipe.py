@@ -147,7 +147,7 @@ def _from_hub(name: str, source: str, fix: str, data: bool = False) -> Check:
 
 def _sft_checks(run: Any, args: Any, model_args: Any) -> list[Check]:
     def build() -> str:
-        folder = run.sft_dir or str(Path(args.output_dir).parent / "sft")
+        folder = str(Path(args.output_dir).parent / "sft")
         stage, _ = sft.from_recipe(load_recipe(run.sft), folder, model_args.model_name_or_path, use_cpu=args.use_cpu)
         return f"{stage.task}, kept as {stage.result} in {folder}"
 

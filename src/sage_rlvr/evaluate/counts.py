@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.files import read_json
 from sage_rlvr.store.keys import Keys, grown
 from sage_rlvr.store.samples import FINISHES, Asked, SampleStore
 
@@ -23,6 +25,7 @@ MISSING, WRONG, RIGHT, UNVERIFIABLE = 0, 1, 2, 3
 LENGTH = FINISHES.index("length")
 ERROR = FINISHES.index("error")
 MOST = 10**9  # samples of a task: 22 GB of counts
+COUNTS, VERSION = "counts.json", 1  # the file that ``compact`` writes, and its form
 COLUMNS = ("task", "problem", "seed", "index", "verdict", "finish", "answer", "solution", "tokens", "run", "model")
 
 
@@ -103,11 +106,8 @@ def counts_of(source: "str | Path | SampleStore | Counts") -> Counts:
     """Reads a store once, a batch at a time; where there is none, the counts.json that stands for one."""
     if isinstance(source, Counts):
         return source
-    if not isinstance(source, SampleStore):
-        from sage_rlvr.evaluate.compact import read_compact  # it is written with what is here
-
-        if (kept := read_compact(source)) is not None:
-            return kept
+    if not isinstance(source, SampleStore) and (record := read_compact(source)) is not None:
+        return record
     store = source if isinstance(source, SampleStore) else SampleStore(source, readonly=True)
     tally = _Tally()
     for batch in store.scan(COLUMNS):
@@ -234,3 +234,56 @@ def _hashes(column: pa.Array) -> np.ndarray:
 def hash_of(text: str) -> int:
     """8 bytes, never 0. Runs on the same problems say the same things: records of 1,000 are read in two thirds of the time."""
     return int.from_bytes(blake2b(text.strip().encode(), digest_size=8).digest()) or 1
+
+
+# ---- counts.json ---------------------------------------------------------------------------------------------------
+
+
+def from_compact(record: dict[str, Any], folder: str | Path = "") -> Counts:
+    """Counts as ``counts_of`` gives them; a problem's right samples stand first."""
+    where = folder or "the record"
+    if not isinstance(record, dict) or record.get("version") != VERSION:
+        version = record.get("version") if isinstance(record, dict) else None
+        raise UserError(f"{where} is of version {version} and this release reads {VERSION}.")
+    try:
+        tasks = {name: _arrays(name, task) for name, task in record["tasks"].items()}
+        notes = [*record["notes"], "counts without samples: majority votes and texts are not here"]
+        return Counts(str(folder), record["run"], record["model"], dict(record["settings"]), tasks, notes)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as e:
+        raise UserError(f"{where}: counts.json lacks what such a record has; restore it from a copy.") from e
+
+
+def _arrays(name: str, task: dict[str, Any]) -> TaskCounts:
+    shape = (len(task["problems"]), len(task["seeds"]), task["n"])
+    hashes: list[int] = []
+    repeats: list[int] = []
+    cells: list[tuple[int, int, int]] = []  # right, wrong, tokens
+    for wrong, times, total in chain.from_iterable(task["problems"].values()):
+        hashes += [hash_of(text) if text else 0 for text in times]
+        repeats += times.values()
+        cells.append((sum(times.values()), wrong, total))
+    right, wrong, tokens = np.array(cells, np.int64).reshape(*shape[:2], 3).transpose(2, 0, 1)
+    place, solution = np.arange(task["n"]), np.zeros(shape, np.uint64)
+    state = np.where(place < (right + wrong)[..., None], np.int8(WRONG), np.int8(MISSING))
+    first = place < right[..., None]
+    state[first], solution[first] = RIGHT, np.repeat(np.array(hashes, np.uint64), repeats)
+    return TaskCounts(
+        name,
+        list(task["problems"]),
+        task["seeds"],
+        task["n"],
+        state=state,
+        finish=None,
+        answer=None,
+        solution=solution,
+        tokens=tokens.copy(),
+        unverifiable=task["unverifiable"],
+        truncated=task["truncated"] / max(1, int((right + wrong).sum())),
+    )
+
+
+def read_compact(folder: str | Path) -> Counts | None:
+    """What counts_of asks first; None where the folder has a store, or nothing of ours."""
+    if Path(folder, "store.json").is_file() or not Path(folder, COUNTS).is_file():
+        return None
+    return from_compact(read_json(Path(folder, COUNTS)), folder)

@@ -72,7 +72,7 @@ class Engine:
         self.peak = 0  # most requests ever in flight
         self.numbers = count()  # names of requests, never used again: a stopped run's last tokens may still come
         self.flying: dict[str, Request] = {}
-        self.sums: dict[str, float] = {}  # log-prob so far of each that flies
+        self.sums: dict[str, tuple[float, int]] = {}  # log-prob so far of each that flies, and of how many tokens
         core = self.llm.llm_engine.engine_core
         self.take, core.get_output = core.get_output, self.receive
 
@@ -141,7 +141,8 @@ class Engine:
             for output, logprob in zip(step.outputs, np.frombuffer(said[LOGPROBS], np.float32).tolist()):
                 number = _number(output.request_id)
                 if output.new_token_ids and number in self.flying:  # else drawn ahead, after its stop string
-                    self.sums[number] += logprob
+                    total, tokens = self.sums[number]
+                    self.sums[number] = total + logprob, tokens + 1
         return step
 
     def run(self, pull: Callable[[bool], Request | None]) -> Iterator[list[Generation]]:
@@ -160,7 +161,7 @@ class Engine:
                         break
                     prompt = {"prompt_token_ids": list(request.prompt)}
                     number = str(next(self.numbers))
-                    flying[number], self.sums[number] = request, 0.0
+                    flying[number], self.sums[number] = request, (0.0, 0)
                     engine.add_request(number, prompt, self.parameters(request), lora_request=self.lora)
                 self.peak = max(self.peak, len(flying))
                 if flying:
@@ -185,7 +186,13 @@ class Engine:
 
     def _generation(self, ended: Any) -> Generation:
         number, output = _number(ended.request_id), ended.outputs[0]
-        request, logprob = self.flying.pop(number), self.sums.pop(number)
+        request, (logprob, tokens) = self.flying.pop(number), self.sums.pop(number)
+        if tokens != len(output.token_ids):  # they come by a way that is not vLLM's own (vllm_scheduler.py)
+            raise Failed(
+                f"vLLM {self.vllm.__version__} gave {tokens} log-probs for {len(output.token_ids)} tokens: it hands them on in "
+                f"another way than the versions that were tested (0.25, 0.29); install one of those, or use --backend "
+                f"transformers."
+            )
         finish = ENDS.get(output.finish_reason)
         if finish is None:
             raise RuntimeError(

@@ -13,8 +13,8 @@ from sage_rlvr.analysis.records import training_of
 from sage_rlvr.analysis.scoring import source_of
 from sage_rlvr.evaluate.results import Estimate, results
 from sage_rlvr.report import paper
+from sage_rlvr.report.runs import Runs, model_name
 from sage_rlvr.report.style import PAPER, Figure, legend, line, log_scale, panels, save
-from sage_rlvr.report.tables import Runs, model_name
 
 Drawn = tuple[Figure | None, dict[str, Any]]
 Curve = Mapping[int, Estimate]

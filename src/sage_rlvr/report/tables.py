@@ -18,14 +18,15 @@ from sage_rlvr.analysis.dynamics import THIRDS, dynamics
 from sage_rlvr.analysis.grid import grid
 from sage_rlvr.analysis.page import plain
 from sage_rlvr.analysis.patterns import patterns
-from sage_rlvr.analysis.records import read_record, training_of
+from sage_rlvr.analysis.records import training_of
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.results import Results, results
 from sage_rlvr.evaluate.tables import digits
 from sage_rlvr.names import near
 from sage_rlvr.report import paper
+from sage_rlvr.report.paper_figures import FIGURES
+from sage_rlvr.report.runs import Folders, Runs, model_name
 
-Folders = str | Path | Sequence[str | Path]
 NOT_RUN = "not run"
 
 
@@ -73,58 +74,6 @@ class Made:
     notes: list[str]
     description: str = ""  # a figure's alternative text
     table: Table | None = None
-
-
-class Runs:
-    """Label → folders, and what is found in them. A run that cannot be read is named in ``notes``."""
-
-    def __init__(self, runs: Mapping[str, Folders]):
-        self.labels = {
-            label: [Path(f)] if isinstance(f, str | Path) else [Path(x) for x in f] for label, f in runs.items()
-        }
-        self.notes: list[str] = []
-
-    @property
-    def rows(self) -> dict[str, list[Path]]:
-        """The paper's row (or an own one) → folders."""
-        out: dict[str, list[Path]] = {}
-        for label, folders in self.labels.items():
-            out.setdefault(paper.row_of(label), []).extend(folders)
-        return out
-
-    def evaluations(self, folders: Sequence[Path]) -> list[Path]:
-        """Those of the folders (or their sub-folders) that hold samples."""
-        found = []
-        for folder in folders:
-            inside = sorted(p.parent for p in folder.glob("*/store.json")) if folder.is_dir() else []
-            found += [folder] if (folder / "store.json").is_file() else inside
-        return found
-
-    def read(self, folders: Sequence[Path], look: Callable[[Path], Any]) -> list[Any]:
-        out = []
-        for folder in folders:
-            try:
-                out.append(look(folder))
-            except (UserError, OSError) as e:
-                self.note(str(e) if str(folder) in str(e) else f"{folder}: {e}")
-        return out
-
-    def missing(self, row: str, folders: Sequence[Path], what: str) -> None:
-        self.note(f"{row}: no {what} in {', '.join(map(str, folders))}")
-
-    def note(self, said: str) -> None:
-        if said not in self.notes:
-            self.notes.append(said)
-
-
-def model_name(folder: Path) -> str:
-    """What the run started from, by its training record, else what was sampled; the last part of the name."""
-    home = training_of(folder)
-    record = read_record(home) if home else None
-    named = (record or {}).get("settings", {}).get("model_name_or_path")
-    if not named and (folder / "store.json").is_file():
-        named = json.loads((folder / "store.json").read_text(encoding="utf-8"))["settings"].get("model")
-    return Path(str(named)).name if named else "unknown model"
 
 
 # ---- the tables --------------------------------------------------------------------------------------------------
@@ -318,8 +267,6 @@ def make(which: str, runs: Mapping[str, Folders], out: str | Path, **opts: Any) 
 
     ``opts`` are figure 7's: problems (two ids), and perplexity's data_dir, batch_tokens, dtype, device, limit.
     """
-    from sage_rlvr.report.paper_figures import FIGURES
-
     folder, found = Path(out), Runs(runs)
     if which not in TABLES and which not in FIGURES:
         raise UserError(f"there is no {which!r} in the paper: {near(which, [*TABLES, *FIGURES, 'all'])}.")
@@ -371,6 +318,4 @@ def parse_runs(given: Sequence[str]) -> dict[str, list[str]]:
 
 def make_all(runs: Mapping[str, Folders], out: str | Path) -> list[Made]:
     """Every table and figure that these runs, or the paper's values, can fill."""
-    from sage_rlvr.report.paper_figures import FIGURES
-
     return [make(which, runs, out) for which in (*TABLES, *FIGURES)]

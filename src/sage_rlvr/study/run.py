@@ -60,13 +60,11 @@ def _run_alone(
     took = _took(study, out)
     order = sorted(study.runs()[1:], key=lambda run: _turn(study, run, took))
     missing = _unfinished(out, ["base", *(run for run in order if fnmatch(run, only))])
-    others = len(missing) - ("base" in missing)
-    warm = Warm(_environment(jobs)) if others > jobs else None  # it imports while the base is made
+    warm = Warm(_environment(jobs))
     try:
         return _run(study, out, missing, jobs, watch, warm, admit)
     finally:
-        if warm is not None:
-            warm.close()
+        warm.close()
 
 
 def _took(study: Study, out: Path) -> dict[str, float]:
@@ -90,11 +88,11 @@ def _unfinished(out: Path, runs: list[str]) -> list[str]:
 
 
 def _run(
-    study: Study, out: Path, runs: list[str], jobs: int, watch: Callable[[Study, Path], None] | None, warm: Warm | None,
+    study: Study, out: Path, runs: list[str], jobs: int, watch: Callable[[Study, Path], None] | None, warm: Warm,
     admit: Callable[[int], bool] | None = None,
 ) -> list[str]:  # fmt: skip
     waiting = list(runs)
-    running: dict[str, subprocess.Popen[bytes] | Forked] = {}
+    running: dict[str, Forked] = {}
     slots: dict[str, int] = {}  # run → which of the jobs' places it holds
     failed: list[str] = []
     try:
@@ -102,8 +100,7 @@ def _run(
             made = "base" not in runs or (out / "base" / START).is_file()  # then it is sampled beside the others
             if "base" in failed and not made:
                 waiting.clear()
-            begin = made and (warm is None or not warm.importing())
-            for run in [run for run in waiting if begin or run == "base"]:
+            for run in [run for run in waiting if made or run == "base"]:
                 status = status_of(out, run)
                 if status["state"] == "done":
                     waiting.remove(run)
@@ -112,7 +109,7 @@ def _run(
                 elif admit is None or admit(len(running)):
                     waiting.remove(run)
                     slots[run] = min(set(range(jobs)) - {slots[r] for r in running})
-                    running[run] = _start(out, run, jobs, slots[run], warm if run != "base" else None)
+                    running[run] = _start(out, run, slots[run], warm)
             for run, process in list(running.items()):
                 if process.poll() is not None:
                     del running[run]
@@ -127,7 +124,7 @@ def _run(
     return failed
 
 
-def _end(running: list["subprocess.Popen[bytes] | Forked"]) -> None:
+def _end(running: list[Forked]) -> None:
     """Ctrl-C: trainings finish their step and save on SIGTERM, stores are whole at any moment. A second one kills them."""
     print(
         f"\ninterrupted: {len(running)} run{'s' * (len(running) > 1)} finish the step, save and end. Ctrl-C again ends at once.\n"
@@ -154,23 +151,12 @@ def _environment(jobs: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": share, **os.environ}
 
 
-def _start(out: Path, run: str, jobs: int, slot: int, warm: Warm | None) -> "subprocess.Popen[bytes] | Forked":
+def _start(out: Path, run: str, slot: int, warm: Warm) -> Forked:
     import torch
 
     (out / run).mkdir(parents=True, exist_ok=True)
-    own = {}
-    if torch.cuda.device_count() > 1:
-        own["CUDA_VISIBLE_DEVICES"] = str(slot % torch.cuda.device_count())
-    forked = warm.fork(out, run, out / run / LOG, own) if warm is not None else None
-    if forked is not None:
-        return forked
-    env = _environment(jobs) | own
-    with (out / run / LOG).open("ab") as log:
-        command = [sys.executable, "-P", "-m", "sage_rlvr.study.job", str(out), run]
-        # a session of its own: a terminal's Ctrl-C reaches us alone, and we let the run write a checkpoint
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True
-        )
+    gpus = torch.cuda.device_count()
+    return warm.fork(out, run, out / run / LOG, {"CUDA_VISIBLE_DEVICES": str(slot % gpus)} if gpus > 1 else {})
 
 
 # ---- where each run stands -----------------------------------------------------------------------------------------

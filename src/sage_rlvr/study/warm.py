@@ -1,22 +1,24 @@
-"""Runs that start at once: a process imports what every run needs, which takes ten seconds and more, and forks one when asked.
+"""Runs that start at once: one process imports what every run needs, which takes ten seconds and more, and forks each run.
 
-    python -m sage_rlvr.study.warm    # a request a line: {"out": …, "run": …, "log": …, "env": {…}}; says "ready", then pids
+    python -m sage_rlvr.study.warm MODULE…    # reads a request per line, [out, run, log, {environment}]; answers each with a pid
 
-Only where forking is safe: on Linux, and as long as no import has woken CUDA's driver, which does not outlive a fork. Otherwise
-runs start in processes of their own; whoever asks need not know which.
+Forking is safe on Linux, with one thread, and while CUDA's driver sleeps, which does not outlive a fork. Where it is not, a
+forked process begins anew with nothing in it. Python's own fork server would end runs without their exit handlers (trackers,
+engines), start the script that called ``run_study`` again in every run, and take its environment from ours alone.
 """
 
 import ctypes
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
+from sage_rlvr.errors import Failed
 from sage_rlvr.processes import identity, lives
 from sage_rlvr.study import job
 
@@ -31,7 +33,7 @@ COMES_THROUGH = "jemalloc_bg_thd"  # Arrow's allocator stops its thread before a
 
 
 class Forked:
-    """A run that the warm process forked, handled like a subprocess: it is not our child, so its status says how it ended."""
+    """A run, handled like a subprocess. It is the warm process' child, not ours, so its status says how it ended."""
 
     def __init__(self, pid: int, status: Path):
         self.pid, self.status, self.who = pid, status, identity(pid)
@@ -63,54 +65,39 @@ class Forked:
 
 
 class Warm:
-    """The warm process, from the study's side. It ends with ``close``, and when the study ends in any way."""
+    """The warm process, from the study's side. It begins with the first run, and ends with ``close`` or with the study, however
+    that ends; then the runs that still go get SIGTERM."""
 
     def __init__(self, env: dict[str, str]):
+        self.env = env
         self.process: subprocess.Popen[str] | None = None
-        self.ready = False
-        if sys.platform == "linux":
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "sage_rlvr.study.warm"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
-                env={
-                    **env,
-                    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking for a GPU must not wake the driver
-                    "OPENBLAS_NUM_THREADS": "1",  # numpy's library starts its threads when it is loaded; nothing here needs them
-                },
-            )  # fmt: skip
 
-    def importing(self) -> bool:
-        """Not yet able to fork; waiting for it is sooner than to import the same in every run at once."""
-        if self.process is not None and not self.ready:
-            if not select.select([self.process.stdout.fileno()], [], [], 0)[0]:  # type: ignore[union-attr]
-                return True
-            self.ready = self._line() == "ready"
-            if not self.ready:
-                self.close()
-        return False
-
-    def fork(self, out: Path, run: str, log: Path, env: dict[str, str]) -> Forked | None:
-        """The run, begun; None while the process imports, or if it is gone."""
-        if self.importing() or self.process is None or self.process.stdin is None:
-            return None
+    def fork(self, out: Path, run: str, log: Path, env: dict[str, str]) -> Forked:
+        """The run, begun, in the study's environment with ``env`` on top. The first waits for the imports."""
+        if self.process is None or self.process.poll() is not None:  # killed by someone: another takes its place
+            self.process = self._begin()
         try:
-            request = {"out": str(out), "run": run, "log": str(log), "env": env}
-            self.process.stdin.write(json.dumps(request) + "\n")
-            self.process.stdin.flush()
-            return Forked(int(self._line()), out / run / job.STATUS)
-        except (OSError, ValueError):  # it has died
-            self.process = None
-            return None
+            self.process.stdin.write(json.dumps([str(out), run, str(log), env]) + "\n")  # type: ignore[union-attr]
+            self.process.stdin.flush()  # type: ignore[union-attr]
+            return Forked(int(self.process.stdout.readline()), out / run / job.STATUS)  # type: ignore[union-attr]
+        except (OSError, ValueError) as e:
+            raise Failed("the process that starts the study's runs was killed: run the same command again.") from e
 
-    def _line(self) -> str:
-        return self.process.stdout.readline().strip()  # type: ignore[union-attr]
+    def _begin(self) -> subprocess.Popen[str]:
+        quiet = {
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking for a GPU must not wake the driver
+            "OPENBLAS_NUM_THREADS": "1",  # numpy's library starts its threads when it is loaded; nothing here needs them
+        }
+        # a session of its own: a terminal's Ctrl-C reaches the study alone, which lets the runs write checkpoints
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "sage_rlvr.study.warm", *NEEDED], env=self.env | quiet, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
 
     def close(self) -> None:
-        """Runs that it forked and that still go get SIGTERM, as when the study dies: let them end first."""
-        process, self.process = self.process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
 
 
 # ---- the process itself ----------------------------------------------------------------------------------------------------
@@ -118,7 +105,7 @@ class Warm:
 
 def can_fork() -> bool:
     """No thread but this one, and CUDA's driver asleep: neither would come through a fork."""
-    if len([name for name in thread_names() if name != COMES_THROUGH]) > 1:
+    if sys.platform != "linux" or len([name for name in thread_names() if name != COMES_THROUGH]) > 1:
         return False
     try:
         count = ctypes.c_int()
@@ -131,23 +118,24 @@ def thread_names() -> list[str]:
     return [Path("/proc/self/task", task, "comm").read_text().strip() for task in os.listdir("/proc/self/task")]
 
 
-def main() -> int:
+def main(modules: list[str]) -> int:
     job.end_with_parent()
     answers = os.dup(1)
     _lead(1, os.devnull, os.O_WRONLY)  # what an import prints is no answer
-    for name in NEEDED:
-        import_module(name)
-    if not can_fork():
-        return 1
+    with suppress(Exception):  # each run then says it in its own log
+        for name in modules:
+            import_module(name)
+    safe = can_fork()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the runs here: the kernel buries them
-    os.write(answers, b"ready\n")
     for line in sys.stdin:
-        asked = json.loads(line)
+        out, run, log, env = json.loads(line)
         pid = os.fork()
         if pid == 0:
             os.close(answers)
-            become(asked["log"], asked["env"])
-            return job.main(asked["out"], asked["run"])
+            become(log, env)
+            if not safe:
+                job.begin_anew(out, run, dict(os.environ))
+            return job.main(out, run)
         os.write(answers, b"%d\n" % pid)
     return 0
 
@@ -170,4 +158,4 @@ def _lead(fd: int, path: str, flags: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -73,7 +73,7 @@ SHOWN = {  # metric → what the console calls it, and how it is written
 HELD_OUT = "held_out/"
 
 
-class ProgressLine(TrainerCallback):
+class TrainingProgress(TrainerCallback):
     """A line at each log (reward, KL to the reference, share of tokens the guide changes, entropy, length, the
     time left) and one for each held-out measurement; in a terminal the time left is in a bar below them."""
 
@@ -163,12 +163,12 @@ class LogFile(TrainerCallback):
                 f.write(json.dumps({**logs, "step": state.global_step}) + "\n")
 
 
-def replace_progress(trainer: Any, line: type[ProgressLine]) -> None:
+def replace_progress(trainer: Any) -> None:
     """transformers' own bar (or printer) makes room; with disable_tqdm there is none at all."""
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     if not trainer.args.disable_tqdm:
-        trainer.add_callback(line())
+        trainer.add_callback(TrainingProgress())
 
 
 class HeldOutPassAtK(TrainerCallback):

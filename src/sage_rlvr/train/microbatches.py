@@ -91,6 +91,23 @@ def rows_that_weigh(inputs: dict[str, Any], penalty_in_loss: bool) -> Tensor:
     return weighs
 
 
+def only_measured(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """In place of a collective while TRL computes one part's loss: the part's own numbers, to be logged and nothing else. What
+    TRL exchanged for the loss itself would be wrong without a word, so a loss that is made with the answer stops the run."""
+
+    def stop(gradient: Tensor | None = None) -> None:
+        raise RuntimeError(
+            "tokens_per_microbatch: this TRL exchanges numbers between processes inside its loss, and a loss in parts would be "
+            "wrong. Use TRL 1.16, or leave tokens_per_microbatch unset."
+        )
+
+    if not tensor.is_floating_point():
+        stop()  # TRL 1.16 logs no such numbers, and of a count nothing would tell where it goes
+    alone = tensor.detach().requires_grad_()
+    alone.register_hook(stop)  # called by the backward pass if the loss depends on it
+    return alone
+
+
 @contextmanager
 def quiet(trainer: Any, model: Any) -> Iterator[None]:
     """Under DDP, gradients are exchanged once, with the last part. FSDP reduces each part's and keeps its share alone."""
@@ -150,7 +167,7 @@ class Tally:
         metrics: dict[str, list[float]] = defaultdict(list)
         kept, trainer._metrics["train"], trainer.found = trainer._metrics["train"], metrics, self.found
         for name in COLLECTIVES:
-            setattr(accelerator, name, lambda tensor, *args, **kwargs: tensor)
+            setattr(accelerator, name, only_measured)
         try:
             yield metrics
         finally:

@@ -12,31 +12,12 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from trl.trainer.utils import pad as trl_pad
 
 from sage_rlvr.anchor import Signals
 from sage_rlvr.errors import UserError
 from sage_rlvr.train import measure
 
 LEFT_PADDED = ("prompt_ids", "prompt_mask")
-
-
-def quick_pad(
-    tensors: list[Tensor], padding_value: float = 0, padding_side: str = "right", pad_to_multiple_of: int | None = None
-) -> Tensor:
-    """TRL's ``pad`` in one call, where its loop over rows is a fifth of a small model's step; not for rows of rows."""
-    if any(t.ndim != 1 for t in tensors):
-        return trl_pad(tensors, padding_value, padding_side, pad_to_multiple_of)
-    lengths = [t.shape[0] for t in tensors]
-    flat = torch.cat([t for t, n in zip(tensors, lengths) if n] or tensors[:1]).to(tensors[0].dtype)
-    width = max(lengths)
-    width += -width % (pad_to_multiple_of or 1)
-    columns = torch.arange(width, device=flat.device)
-    if padding_side == "left":
-        columns = columns.flip(0)  # how far from the end, where right-padded rows count from the start
-    out = flat.new_full((len(tensors), width), padding_value)
-    out[columns < torch.tensor(lengths, device=flat.device)[:, None]] = flat
-    return out
 
 
 # ---- where a completion ends ---------------------------------------------------------------------------------------

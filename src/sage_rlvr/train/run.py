@@ -107,9 +107,11 @@ class RunArguments:
             "logged as sage/true_reward; held-out curves and evaluations judge as ever."
         },
     )
-    sft: str | None = field(default=None, metadata={"help": "Recipe of the SFT stage before RL; none: RL only."})
-    sft_dir: str | None = field(
-        default=None, metadata={"help": "Where the SFT stage lives; beside output_dir unless said, shared by its runs."}
+    sft: str | None = field(
+        default=None,
+        metadata={
+            "help": "Recipe of the SFT stage before RL, made in sft/ beside output_dir once for all runs; none: RL only."
+        },
     )
     held_out: list[str] | None = field(
         default=None, metadata={"help": "Tasks whose pass@k is measured while training."}
@@ -312,7 +314,7 @@ def build(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: s
 def _sft_stage(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, go_on: str) -> Path | None:
     if not run.sft:
         return None
-    folder = Path(run.sft_dir) if run.sft_dir else Path(args.output_dir).parent / "sft"
+    folder = Path(args.output_dir).parent / "sft"
     recipe = load_recipe(run.sft)
     more: dict[str, Any] = {"report_to": args.report_to, "disable_tqdm": args.disable_tqdm, "use_cpu": args.use_cpu}
     if "8bit" in str(recipe.get("optim")) and find_spec("bitsandbytes") is None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.data_loader import DataLoaderShard
 from accelerate.utils import is_peft_model, set_seed
 from torch import Tensor
 from trl.generation import vllm_generation
@@ -26,7 +25,7 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.head import Head, covers, in_place
 from sage_rlvr.train import hidden, measure, microbatches, packing, rollouts, token_credit
 from sage_rlvr.train.banner import Banner
-from sage_rlvr.train.callbacks import LogFile, OnPolicy, PaidToRamble, ProgressLine, replace_progress
+from sage_rlvr.train.callbacks import LogFile, OnPolicy, PaidToRamble, replace_progress
 from sage_rlvr.train.card import describe
 from sage_rlvr.train.casts import keep_inputs
 from sage_rlvr.train.config import SAGEConfig
@@ -111,15 +110,8 @@ class SAGETrainer(GeneratingTrainer):
         if self.guide is not None and self.estimator == "k1-reward":
             self.add_callback(PaidToRamble())
         self.add_callback(Banner(self))
-        replace_progress(self, ProgressLine)
+        replace_progress(self)
         self._say_which_gradient()
-
-    def get_train_dataloader(self) -> Any:
-        """Rows are text: Accelerate need not walk through each in search of tensors for the device."""
-        loader = super().get_train_dataloader()
-        if isinstance(loader, DataLoaderShard):
-            loader.device = None
-        return loader
 
     # ---- rewards ---------------------------------------------------------------------------------------------------
 
@@ -166,8 +158,7 @@ class SAGETrainer(GeneratingTrainer):
         if not self.stop_strings:
             self.mask_truncated_completions = masked  # TRL's own rule is right
         try:
-            reference = in_place(grpo_trainer, self._anchor_reset.adapter, "use_adapter")
-            with in_place(grpo_trainer, rollouts.quick_pad, "pad"), reference:
+            with in_place(grpo_trainer, self._anchor_reset.adapter, "use_adapter"):
                 output = super()._generate_and_score_completions(inputs)
         finally:
             self._lens, self.mask_truncated_completions = None, masked

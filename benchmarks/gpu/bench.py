@@ -1,9 +1,12 @@
-"""``sage-rlvr bench``: what this machine takes for each piece of a training step, peers beside ours in the same run.
+"""What this machine takes for each piece of a training step, peers beside ours in the same run; a GPU is not needed.
+
+    python benchmarks/gpu/bench.py --out bench.json
 
 Medians; contestants take turns, so that a machine that slows down slows down for all. Sizes fit the machine: small on a CPU,
 a model's real ones on CUDA. The numbers are this machine's and this run's.
 """
 
+import argparse
 import json
 import statistics
 import time
@@ -14,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from replay import QWEN_1_5B, SMALL, Replay, Rollouts, Shape, draw_rollouts
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from sage_rlvr.anchor import Signals, anchor_penalty, make_guide
-from sage_rlvr.doctor.replay import QWEN_1_5B, SMALL, Replay, Rollouts, Shape, draw_rollouts
 from sage_rlvr.head import logps_and_entropies
 from sage_rlvr.provenance import made_with
 
@@ -267,3 +270,16 @@ def _write(path: Path, rows: list[Row], sizes: Sizes, quick: bool) -> None:
     found = {"made_with": made_with(), "quick": quick, "sizes": asdict(sizes), "rows": [asdict(row) for row in rows]}
     path.write_text(json.dumps(found, indent=1, ensure_ascii=False))
     print(f"wrote {path}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", help="also write the table as JSON, with machine and versions")
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes, seconds: to see that it runs, not to measure"
+    )
+    run_bench(**vars(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
