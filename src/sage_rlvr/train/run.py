@@ -18,7 +18,7 @@ from sage_rlvr.files import read_json
 from sage_rlvr.models import check_vocabulary, is_adapter, load_model, load_tokenizer, write_whole
 from sage_rlvr.names import OLD, closest, field_flags, near
 from sage_rlvr.provenance import made_with
-from sage_rlvr.tasks import chat_template, get_format, load_task, rows, task_reward
+from sage_rlvr.tasks import chat_template, get_format, rows
 from sage_rlvr.tasks.prompts import continued
 from sage_rlvr.train import data, gone, interrupt, launch, sft, values
 from sage_rlvr.train.callbacks import HeldOutPassAtK
@@ -41,7 +41,7 @@ UNNAMED = "runs/~unnamed~"  # until task, model and seed are known
 _FREE = re.compile(
     r"output_dir|logging_|log_|disable_tqdm|report_to|run_name|project$|trackio|save_|push_|hub_|resume|dataloader_num|"
     r"dataloader_pin|dataloader_pers|dataloader_pre|local_rank|vllm_(gpu|kv|server|group|tensor|enable|max_model)|held_out|data_dir|"
-    r"reward_timeout"
+    r"reward_timeout|eval_dataset|correct_at"
 )
 
 
@@ -77,6 +77,21 @@ class RunArguments:
             "help": "How an answer is found in a completion: marked (<SOLUTION> or \\boxed), any (also the last number), or "
             "file.py:function. Unless said: as the prompt format does."
         },
+    )
+    holdout: int | None = field(
+        default=None,
+        metadata={
+            "help": "So many rows of --dataset are not trained on, and their pass@k is measured while training. The same rows "
+            "for every seed; 'sage-rlvr eval --dataset … --holdout' samples them."
+        },
+    )
+    eval_dataset: str | None = field(
+        default=None,
+        metadata={"help": "Or your own held-out data, as --dataset; the first held_out_rows of them are measured."},
+    )
+    correct_at: float = field(
+        default=1.0,
+        metadata={"help": "With --reward: a held-out completion is right where its weighted reward is at least this."},
     )
     rows: int | None = field(default=None, metadata={"help": "Only the first rows of the task."})
     within_reach: str | None = field(
@@ -274,7 +289,8 @@ def build(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: s
     text = continued(trained[0], fmt) is not None
     if run.dataset and args.process_index == 0:
         print(data.told(run, len(trained), text, bool(tokenizer.chat_template)))
-    if not text or run.held_out:
+    held_out = list(data.held_out(run, args, trained))
+    if not all(continued(p, fmt) is not None for asked in (trained, *(held for _, held, _ in held_out)) for p in asked):
         tokenizer.chat_template = chat_template(tokenizer, fmt)
     tokenizer.padding_side = "left"
     if args.stop_strings is None:
@@ -299,13 +315,9 @@ def build(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: s
         peft_config=None if adapter else get_peft_config(model_args),  # an adapter from SFT is trained further
     )
     trainer.card_more = data.card(run, len(trained))
-    for name in run.held_out or []:
-        held = load_task(name, run.data_dir, run.held_out_rows, split="test")
-        judge = task_reward(name, run.prompt_format)
-        callback = HeldOutPassAtK(
-            trainer, rows(held, run.prompt_format), judge, run.held_out_every, run.held_out_n, label=name
-        )
-        trainer.add_callback(callback)
+    for name, held, judge in held_out:
+        asked = rows(held, run.prompt_format)
+        trainer.add_callback(HeldOutPassAtK(trainer, asked, judge, run.held_out_every, run.held_out_n, label=name))
     return trainer
 
 
