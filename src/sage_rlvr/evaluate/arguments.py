@@ -40,7 +40,9 @@ class EvalArguments:
         None, "Column of the right answers in --dataset. Unless said: answer or solution."
     )
     dataset_config: str | None = _field(None, "Config of a Hub dataset, such as main.")
-    holdout: int | None = _field(None, "Only the rows of --dataset that 'train --holdout' of the same number leaves out.")
+    holdout: int | None = _field(
+        None, "Only the rows of --dataset that 'train --holdout' of the same number leaves out."
+    )
     extract: str | None = _field(
         None,
         "How an answer is found in a completion: marked (<SOLUTION> or \\boxed), any (also the last number), or "
@@ -128,7 +130,9 @@ class EvalArguments:
         self.split = self.split or (None if self.dataset else "test")
         for name in ("reward_weights", "correct_at"):
             if getattr(self, name) is not None and not self.reward:
-                raise UserError(f"--{name} says something of --reward, and there is none: add --reward, or leave it out.")
+                raise UserError(
+                    f"--{name} says something of --reward, and there is none: add --reward, or leave it out."
+                )
         if self.reward and self.correct_at is None:
             self.correct_at = 1.0
         if self.holdout is not None and self.holdout < 1:

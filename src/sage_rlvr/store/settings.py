@@ -49,7 +49,9 @@ def refuse_other(folder: Path, stored: Mapping[str, Any], given: Mapping[str, An
     differs = {k: v for k, v in differences(stored, given).items() if k.partition(".")[0] != INPUTS}
     for name, what in OWN.items():
         if name in stored and name in given and stored[name] != given[name]:
-            raise UserError(f"the {what} changed since {folder} was begun: give --out another folder, or put the old one back.")
+            raise UserError(
+                f"the {what} changed since {folder} was begun: give --out another folder, or put the old one back."
+            )
     for source, files in WEIGHTS.items():
         known = files in stored and files in given
         if known and files not in differs:

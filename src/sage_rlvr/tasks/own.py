@@ -287,7 +287,9 @@ def _held_out(name: str, problems: list[Problem], count: int) -> dict[str, list[
     same = {prompts[i] for i in held}
     train = [p for p in problems if prompts[p.id] not in same]
     if not train:
-        raise UserError(f"--holdout {count} leaves no row of {name} to train on, it has {len(problems):,}: hold out fewer.")
+        raise UserError(
+            f"--holdout {count} leaves no row of {name} to train on, it has {len(problems):,}: hold out fewer."
+        )
     if again := len(problems) - len(train) - len(held):
         print(f"{name}: {again:,} rows are left out, they have the prompt of a held-out row")
     return {"train": train, "test": [p for p in problems if p.id in held]}

@@ -61,6 +61,8 @@ def check_weights(weights: Sequence[float] | None, names: Sequence[str]) -> None
         raise UserError(
             f"--reward_weights has {len(weights)} numbers and there are {len(names)} rewards: give one each."
         )
+    if weights is not None and not all(map(math.isfinite, weights)):
+        raise UserError(f"--reward_weights must be finite numbers, and are {', '.join(map(str, weights))}.")
 
 
 def code_digest(func: Any) -> str | None:

@@ -49,11 +49,15 @@ def prepare(run: Any) -> None:
 
 def _eval_task(run: Any) -> str:
     try:
-        held = own.read_data(run.eval_dataset, None if Path(run.eval_dataset).is_file() else run.dataset_config, None, "test")
+        held = own.read_data(
+            run.eval_dataset, None if Path(run.eval_dataset).is_file() else run.dataset_config, None, "test"
+        )
     except UserError as e:
         raise UserError(str(e).replace("--dataset ", "--eval_dataset ")) from e
     if own.digests(run, run.task).get("dataset_digest") == held.digest():
-        raise UserError(f"--eval_dataset {run.eval_dataset} is what the run trains on: give other rows, or --holdout 100.")
+        raise UserError(
+            f"--eval_dataset {run.eval_dataset} is what the run trains on: give other rows, or --holdout 100."
+        )
     if held.name == run.task:  # two files of one name in two folders
         held = replace(held, name=run.eval_dataset)
     task = own.own_task(held, not run.reward, run.prompt_column, run.answer_column).name

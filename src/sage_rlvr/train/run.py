@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from accelerate.utils import patch_environment
 from datasets import Dataset
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+from trl import ModelConfig, TrlParser, get_quantization_config
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.files import read_json
@@ -20,7 +20,7 @@ from sage_rlvr.names import OLD, closest, field_flags, near
 from sage_rlvr.provenance import made_with
 from sage_rlvr.tasks import chat_template, get_format, rows
 from sage_rlvr.tasks.prompts import continued
-from sage_rlvr.train import data, gone, interrupt, launch, sft, values
+from sage_rlvr.train import adapters, data, gone, interrupt, launch, sft, values
 from sage_rlvr.train.callbacks import HeldOutPassAtK
 from sage_rlvr.train.checkpoint import set_aside
 from sage_rlvr.train.config import SAGEConfig
@@ -193,6 +193,7 @@ def parse(argv: list[str], read: bool = True) -> tuple[RunArguments, SAGEConfig,
         flag, _, value = strangers[0].removeprefix("--").partition("=")
         raise UserError(gone.instead(flag, value or next(iter(strangers[1:]), None)) or _unknown(flag))
     run, args, model_args = parsed
+    values.check(model_args)
     if read:
         data.prepare(run)
     for f in fields(args):
@@ -235,7 +236,7 @@ def train(argv: list[str], go_on: str | None = None) -> Path:
             raise SystemExit(launch.launch(["train", *argv], config, processes))
     run, args, model_args = parse(argv)
     launch.check_joined(args.world_size, args.device)
-    check_installed(args)
+    check_installed(args, model_args)
     start = _sft_stage(run, args, model_args, go_on) or model_args.model_name_or_path
     if not start:
         raise UserError("no model to train: give --model a Hub id, a folder or a .gguf file.")
@@ -312,7 +313,7 @@ def build(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: s
         train_dataset=Dataset.from_list(rows(trained, run.prompt_format)),
         keep_dataset=Dataset.from_list(rows(found, run.prompt_format)) if args.keep_from else None,
         processing_class=tokenizer,
-        peft_config=None if adapter else get_peft_config(model_args),  # an adapter from SFT is trained further
+        peft_config=None if adapter else adapters.lora(model, model_args),  # an adapter from SFT is trained further
     )
     trainer.card_more = data.card(run, len(trained))
     for name, held, judge in held_out:
@@ -337,13 +338,22 @@ def _sft_stage(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, go_
     return sft.run_sft(stage, config, go_on=go_on)
 
 
-def check_installed(args: SAGEConfig) -> None:
+def check_installed(args: SAGEConfig, model_args: ModelConfig | None = None) -> None:
     optim = str(getattr(args.optim, "value", args.optim))
     if "8bit" in optim and find_spec("bitsandbytes") is None:
         raise UserError(f"optim={optim} needs bitsandbytes: pip install 'sage-rlvr[gpu]', or set --optim adamw_torch.")
     for tracker in args.report_to or []:
         if tracker not in INTEGRATION_TO_CALLBACK:
             raise UserError(f"report_to={tracker!r} is unknown: {near(tracker, sorted(INTEGRATION_TO_CALLBACK))}.")
+    if model_args and (model_args.load_in_4bit or model_args.load_in_8bit) and find_spec("bitsandbytes") is None:
+        raise UserError(
+            "load_in_4bit and load_in_8bit need bitsandbytes: pip install 'sage-rlvr[gpu]', or leave them out."
+        )
+    if args.eval_strategy != "no":
+        raise UserError(
+            f"eval_strategy={args.eval_strategy.value} is TRL's own evaluation, which train does not use: measure held-out pass@k with "
+            "--holdout 100, --eval_dataset FILE or --held_out TASK."
+        )
     if args.use_vllm and find_spec("vllm") is None:
         raise UserError("use_vllm needs vLLM: pip install 'sage-rlvr[vllm]', or set --use_vllm false.")
 
