@@ -26,10 +26,15 @@ class EvalArguments:
         metadata={"help": "Tasks to sample, as gsm8k or aime,amc23 ('sage-rlvr tasks' lists them)."},
     )
     dataset: str | None = _field(None, "Or your own data, as train takes it: a file, a folder, or a Hub id.")
-    reward: list[str] | None = _field(
-        None, "Your own rewards, file.py:function or module:function, as train takes them (docs/your_data.md)."
+    reward: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Your own rewards, file.py:function or module:function, as train takes them (docs/your_data.md)."
+        },
     )
-    reward_weights: list[float] | None = _field(None, "A weight for each reward (default: 1 each).")
+    reward_weights: list[float] | None = field(
+        default=None, metadata={"help": "A weight for each reward. Unless said: 1 each."}
+    )
     correct_at: float | None = _field(
         None, "With --reward: a completion is right where its weighted reward is at least this. Unless said: 1."
     )

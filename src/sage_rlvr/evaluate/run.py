@@ -210,10 +210,10 @@ def _say_rest(store: SampleStore, asks: Sequence[Ask], args: EvalArguments, cons
         cells = [(task, problem, seed) for problem in asked.problems for seed in asked.seeds]
         lack = sum(max(0, asked.n - len(keys[cell] if cell in keys.rows else ())) for cell in cells)
         if lack:
-            now = {ask.problem for ask in asks if ask.task == task}
+            flags = _whole_flags(task, asked, {ask.problem for ask in asks if ask.task == task}, args)
             (console or Console()).print(
                 f"{args.out}, {task}: {lack:,} of {len(cells) * asked.n:,} samples are missing, for n={asked.n} and "
-                f"{len(asked.seeds)} seeds were asked for in all; the same command with {_whole_flags(task, asked, now, args)} draws "
+                f"{len(asked.seeds)} seeds were asked for in all; the same command with {flags} draws "
                 "them, and until then results leave their cells out.",
                 markup=False,
                 highlight=False,

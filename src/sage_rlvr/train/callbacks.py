@@ -215,7 +215,8 @@ class HeldOutPassAtK(TrainerCallback):
         try:
             with torch.random.fork_rng(devices), torch.no_grad():
                 torch.manual_seed(self.seed * 1_000_003 + step * 131 + rank)
-                prompts, completions, ids, truncated = [row["prompt"] for row in mine], [], [], []
+                prompts = [row["prompt"] for row in mine]
+                completions, ids, truncated = list[Any](), list[Any](), list[bool]()
                 size = max(AT_ONCE // self.n, 1) * self.n  # whole problems
                 for at in range(0, len(prompts), size):
                     _, some_ids, _, some, *_ = trainer._generate(prompts[at : at + size])

@@ -351,8 +351,8 @@ def check_installed(args: SAGEConfig, model_args: ModelConfig | None = None) -> 
         )
     if args.eval_strategy != "no":
         raise UserError(
-            f"eval_strategy={args.eval_strategy.value} is TRL's own evaluation, which train does not use: measure held-out pass@k with "
-            "--holdout 100, --eval_dataset FILE or --held_out TASK."
+            f"eval_strategy={args.eval_strategy.value} is TRL's own evaluation, which train does not use: for held-out pass@k "
+            "write --holdout 100, --eval_dataset FILE or --held_out TASK."
         )
     if args.use_vllm and find_spec("vllm") is None:
         raise UserError("use_vllm needs vLLM: pip install 'sage-rlvr[vllm]', or set --use_vllm false.")
