@@ -6,7 +6,7 @@ import sys
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sage_rlvr import UserError, cli
@@ -63,7 +63,16 @@ def samples(folder):
 
 def test_rewards_with_weights_decide_what_is_right(place, capsys):
     """Every verdict follows from the stored text and its row; the folder is whole, compares, and is held to data and code."""
-    argv = ("--reward", "rewards.py:correct", "rewards.py:length", "--reward_weights", "1", "0.1", "--correct_at", "1.6")
+    argv = (
+        "--reward",
+        "rewards.py:correct",
+        "rewards.py:length",
+        "--reward_weights",
+        "1",
+        "0.1",
+        "--correct_at",
+        "1.6",
+    )
     assert evaluate(*argv) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "6 problems × 1 seed × n 3 = 18 samples" in said
@@ -79,14 +88,24 @@ def test_rewards_with_weights_decide_what_is_right(place, capsys):
     assert [(by_prompt[p]["target"], by_prompt[p]["tags"]) for p in prompts] == list(zip(target, tags))
     assert {"task", "problem", "truncated", "log_extra"} <= set(more)
     result = json.loads((place / "out" / "results.json").read_text())["tasks"]["data.jsonl"]
-    assert result["pass_at"]["1"]["value"] == pytest.approx(found.verdict.mean()), "also of completions that were cut off"
+    assert result["pass_at"]["1"]["value"] == pytest.approx(found.verdict.mean()), (
+        "also of completions that were cut off"
+    )
 
     assert evaluate(*argv) == 0
     assert "out is complete: 18 samples are there" in " ".join(capsys.readouterr().out.split())
     assert cli.main(["compare", "out", "out"]) == 0
     for name, content, sentence in (
-        ("rewards.py", REWARDS + "\n# another\n", "the reward has changed since out was begun: give --out another folder"),
-        ("data.jsonl", json.dumps(ROWS[0]) + "\n", "the data have changed since out was begun: give --out another folder"),
+        (
+            "rewards.py",
+            REWARDS + "\n# another\n",
+            "the reward has changed since out was begun: give --out another folder",
+        ),
+        (
+            "data.jsonl",
+            json.dumps(ROWS[0]) + "\n",
+            "the data have changed since out was begun: give --out another folder",
+        ),
     ):
         before = (place / name).read_text()
         (place / name).write_text(content)
@@ -127,9 +146,12 @@ def test_without_a_reward_the_answer_column_judges_held_out_rows(place, capsys):
     golds = {f"data.jsonl:{i}": str(i % 10) for i in range(1, 13)}
     assert found.problem.nunique() == 4
     assert found.verdict.tolist() == [float(c[-1:] == golds[p]) for c, p in zip(found.completion, found.problem)]
-    (place / "find.py").write_text("def last(text):\n    return 1 / 0\n")
-    assert evaluate(*argv, out="other") == 2
-    assert "'--extract' raised ZeroDivisionError: division by zero (find.py, line 2)" in capsys.readouterr().err
+    (place / "fails.py").write_text("def last(text):\n    return 1 / 0\n")
+    assert evaluate(*argv, "--extract", "fails.py:last", out="other") == 2
+    assert (
+        "--extract fails.py:last raised ZeroDivisionError: division by zero (fails.py, line 2)"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,7 +163,10 @@ def test_without_a_reward_the_answer_column_judges_held_out_rows(place, capsys):
         (["--reward", "rewards.py:length", "--reward_weights", "1", "2"], "2 numbers and there are 1 rewards"),
         (["--reward", "rewards.py:length", "--reward_weights", "inf"], "must be finite numbers, and are inf"),
         (["--reward", "rewards.py:length", "--split", "test"], "--split test is for a Hub id or a folder"),
-        (["--reward", "rewards.py:length", "--holdout", "6"], "--holdout 6 leaves no row of data.jsonl to train on, it has 6"),
+        (
+            ["--reward", "rewards.py:length", "--holdout", "6"],
+            "--holdout 6 leaves no row of data.jsonl to train on, it has 6",
+        ),
         (["--correct_at", "0.5"], "--correct_at says something of --reward, and there is none"),
         ([], "no column 'answer' or 'solution', it has prompt, target, tags"),
         (["--answer_column", "target", "--extract", "all"], "--extract all: write marked, any, or file.py:function"),
@@ -153,8 +178,10 @@ def test_a_mistake_is_one_sentence(place, capsys, argv, sentence):
 
 
 numbers = st.floats(-1e3, 1e3, width=32)
+patient = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
+@patient
 @given(st.data(), st.integers(1, 3), st.integers(1, 5), numbers)
 def test_totals_are_trls_weighted_sum(data, functions, rows, correct_at):
     per_func = data.draw(st.lists(st.lists(st.none() | numbers, min_size=rows, max_size=rows), min_size=functions,
@@ -175,6 +202,7 @@ def test_totals_are_trls_weighted_sum(data, functions, rows, correct_at):
             assert verdict == float(total >= correct_at - 1e-6)
 
 
+@patient
 @given(st.one_of(st.none(), st.text(), st.floats(), st.lists(st.none() | st.text() | st.floats() | st.booleans())))
 def test_whatever_a_function_returns_is_numbers_or_one_sentence(returned):
     judge = OwnReward([])

@@ -195,10 +195,22 @@ def test_a_file_of_its_own_is_held_out_and_a_reward_that_fails_there_is_one_sent
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        (["--reward", "rewards.py:chat", "--holdout", "8"], "--holdout 8 leaves no row of data.jsonl to train on, it has 8"),
-        (["--reward", "rewards.py:chat", "--eval_dataset", "data.jsonl"], "is what the run trains on: give other rows, or --holdout"),
-        (["--reward", "rewards.py:chat", "--eval_dataset", "dat.jsonl"], "--eval_dataset dat.jsonl: there is no such file; did you"),
-        (["--holdout", "2", "--eval_dataset", "b.jsonl"], "--eval_dataset and --holdout both say which rows are held out"),
+        (
+            ["--reward", "rewards.py:chat", "--holdout", "8"],
+            "--holdout 8 leaves no row of data.jsonl to train on, it has 8",
+        ),
+        (
+            ["--reward", "rewards.py:chat", "--eval_dataset", "data.jsonl"],
+            "is what the run trains on: give other rows, or --holdout",
+        ),
+        (
+            ["--reward", "rewards.py:chat", "--eval_dataset", "dat.jsonl"],
+            "--eval_dataset dat.jsonl: there is no such file; did you",
+        ),
+        (
+            ["--holdout", "2", "--eval_dataset", "b.jsonl"],
+            "--eval_dataset and --holdout both say which rows are held out",
+        ),
         (["--reward", "rewards.py:chat", "--reward_weights", "nan"], "--reward_weights must be finite numbers"),
         (["--task", "gsm8k"], "--task gsm8k and --dataset data.jsonl both say what to train on: keep one"),
         (["--reward", "reward.py:correct"], "there is no file reward.py; did you mean rewards.py?"),

@@ -251,7 +251,7 @@ class Judges:
         self.fmt, self.fallback = fmt, fmt.fallback
         if args.extract:
             given = own.extract_of(args)
-            self.extract, self.marks = reader(given), callable(given)
+            self.extract, self.marks, self.named = reader(given), callable(given), f"--extract {args.extract}"
             self.fallback = self.fallback if self.marks else reads_unmarked(args.extract)
         if args.reward:
             self.reward = OwnReward(args.reward, args.reward_weights, args.correct_at or 0.0)
@@ -294,7 +294,7 @@ class Judges:
     def _read(self, text: str) -> str | None:
         if self.extract is None:
             return final_answer(text, fallback=True)
-        with failures(self.extract, "--extract"):
+        with failures(self.extract, self.named):
             return self.extract(text)
 
     def of(self, task: str) -> Any:

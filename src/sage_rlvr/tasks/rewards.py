@@ -82,11 +82,11 @@ class BadRewards(Exception):
 
 
 class RewardFailed(Exception):
-    """A call of a reward function failed: which, and why."""
+    """A call of a reward function, or of --extract, failed: which, and why."""
 
     def __init__(self, func: Callable[..., Any], name: str, why: str):
         super().__init__(name, why)
-        self.func, self.why = func, f"the reward function {name!r} {why}"
+        self.func, self.why = func, f"{name if name.startswith('--') else f'the reward function {name!r}'} {why}"
 
 
 @contextmanager
