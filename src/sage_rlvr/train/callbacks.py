@@ -222,7 +222,7 @@ class HeldOutPassAtK(TrainerCallback):
                     _, some_ids, _, some, *_ = trainer._generate(prompts[at : at + size])
                     completions, ids, truncated = completions + some, ids + some_ids, truncated + trainer.truncated()
             names = dict.fromkeys(k for row in mine for k in row if k not in ("prompt", "completion", "completion_ids"))
-            columns = {name: [row.get(name) for row in mine] for name in names}
+            columns: dict[str, Any] = {name: [row.get(name) for row in mine] for name in names}
             columns |= {"prompts": prompts, "completions": completions, "completion_ids": ids, "truncated": truncated}
             verdicts = trainer._guard.held_out(self.reward_func, **columns)
             trainer._metrics["eval"].clear()
