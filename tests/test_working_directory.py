@@ -1,5 +1,6 @@
 """A file that happens to lie in the working directory is not run, whatever its name: only --import reads from there."""
 
+import json
 import os
 import subprocess
 import sys
@@ -97,6 +98,8 @@ def test_ranks_and_the_door_by_dash_m_do_not_either(planted):
     (planted / "ranks.yaml").write_text(yaml.safe_dump(recipe | {"per_device_train_batch_size": 8}))
     done = shell(planted, [sys.executable, "-m", "sage_rlvr.cli", *train])
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("trained: ranks") == 1, "one process does the talking"
+    assert json.loads((planted / "ranks" / "run.json").read_text())["finished"] is True
     assert ran(planted) == []
 
 

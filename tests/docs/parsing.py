@@ -64,9 +64,10 @@ def _names(args: dict[str, Any]) -> None:
         if args["name"] and not _theirs(args["name"]):
             get_task(args["name"])
     if verb == "eval":
-        for task in EvalArguments(**{f.name: args[f.name] for f in fields(EvalArguments)}).tasks:
+        given = EvalArguments(**{f.name: args[f.name] for f in fields(EvalArguments)})
+        for task in given.tasks:
             get_task(task)
-        get_format(args["prompt_format"])
+        get_format(given.prompt_format)
     if verb == "recipes" and args["name"]:
         load_recipe(args["name"])
     if verb == "study" and what == "run" and args["target"] and not _theirs(args["target"]):

@@ -13,7 +13,7 @@ from sage_rlvr.tasks import TASKS
 
 from .fences import ROOT, read
 
-STEPS = {"40": "2"}  # of --max_steps
+LESS = {"40": "2", "8": "2", "20": "2"}  # steps, samples of a problem, steps between measurements
 
 
 def blocks(page, language):
@@ -35,7 +35,7 @@ def test_the_session(place, capsys):
     (place / "make_data.py").write_text(blocks(page, "python")[0].text)
     (place / "rewards.py").write_text(blocks(page, "python")[1].text)
     typed = [words for fence in blocks(page, "bash") if not fence.needs for words in fence.commands()]
-    made, slip, trained, again = typed
+    made, slip, before, trained, after, compared, again = typed
     assert made == ["python", "make_data.py"]
     subprocess.run([sys.executable, *made[1:]], check=True)
     first = (place / "data.jsonl").read_text().splitlines()[0]
@@ -44,19 +44,25 @@ def test_the_session(place, capsys):
 
     def run(words):
         assert words[0] == "sage-rlvr"
-        return cli.main([STEPS.get(word, word) for word in words[1:]])
+        return cli.main([LESS.get(word, word) for word in words[1:]])
 
     assert run(slip) == 2
     assert capsys.readouterr().err.strip().splitlines()[-1] == said_slip
+    assert run(before) == 0
+    assert "100 problems × 1 seed × n 2" in capsys.readouterr().out
     assert run(trained) == 0
     printed = capsys.readouterr().out
-    steps = [line for line in said_run.splitlines() if re.match(r"\d+/40  reward", line)]
-    assert len(steps) == 4
+    steps = [line for line in said_run.splitlines() if re.match(r"\d+/40  (reward|held out)", line)]
+    assert len(steps) == 7
     assert re.search(r"^2/2  reward \S+  KL \S+  entropy \S+  length \S+", printed, re.M)
+    assert re.search(r"^2/2  held out data.jsonl  pass@1 \S+  pass@8 \S+", printed, re.M)
     for line in (line for line in said_run.splitlines() if line not in steps):
-        assert line in printed
+        assert line.replace("every 20 steps", "every 2 steps") in printed
     assert (place / "runs" / "mine" / "model.safetensors").is_file()
-    assert "`data.jsonl`, 300 rows (sha256" in (place / "runs" / "mine" / "README.md").read_text()
+    assert "`data.jsonl`, 200 rows (sha256" in (place / "runs" / "mine" / "README.md").read_text()
+    assert run(after) == 0
+    assert run(compared) == 0
+    assert "(100 problems)" in capsys.readouterr().out
     assert again == trained
     assert run(again) == 0
     assert "is finished" in capsys.readouterr().out
@@ -78,8 +84,10 @@ def test_your_data_shows_what_works(place):
     assert (settings.reward, args.reward_weights) == (["rewards.py:correct", "rewards.py:short"], [1, 0.2])
     for fence in blocks(page, "bash"):
         for words in fence.commands():
+            if words[1] != "train":  # tests/docs/test_commands.py reads it
+                continue
             flags = [word for word in words[2:] if word != "Qwen/Qwen2.5-0.5B-Instruct"]
             parse(["--model", "demo-base", *(w for w in flags if w != "--model")])
     words = len(re.findall(r"\S+", (ROOT / "docs" / page).read_text(encoding="utf-8")))
-    assert words <= 600, f"{words} words"
+    assert words <= 780, f"{words} words"
     assert shlex.split(blocks(page, "bash")[0].text.replace("\\\n", ""))[0] == "sage-rlvr"

@@ -290,7 +290,7 @@ class Endless:
             yield [Generation(Request("t", f"p{i}", 0, j, ()), [1], "x", "stop", -1.0) for j in range(4)]
 
 
-class SlowJudges:
+class SlowJudges(run_module.Judges):
     fallback = True
 
     def __init__(self):

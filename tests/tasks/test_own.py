@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import hashlib
 import json
 
 import pyarrow as pa
@@ -196,3 +197,21 @@ def test_text_is_continued_and_messages_are_a_conversation():
     assert render(chat, "as_is", tokenizer) == "<user>2+3?"
     with pytest.raises(UserError, match="words the question itself"):
         to_messages(chat, "symbols")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=12), st.integers(1, 6), st.randoms())
+def test_held_out_prompts_are_the_same_in_any_order_and_are_not_trained_on(prompts, count, random):
+    lines = [{"prompt": p, "row": i} for i, p in enumerate(prompts)]
+    shuffled = random.sample(lines, len(lines))
+    order = sorted(prompts, key=lambda p: hashlib.sha256(json.dumps(p).encode()).digest())
+    if set(order[:count]) == set(prompts):
+        with pytest.raises(UserError, match="leaves no row"):
+            own_task(data(*lines), judged=False, holdout=count)
+        return
+    tasks = [own_task(data(*rows), judged=False, holdout=count) for rows in (lines, shuffled)]
+    made = [{split: [p.question for p in t.generate(99, 0, split)] for split in ("train", "test")} for t in tasks]
+    for splits in made:
+        assert sorted(splits["test"]) == sorted(order[:count])
+        assert not set(splits["train"]) & set(splits["test"])
+        assert set(splits["train"]) | set(splits["test"]) == set(prompts)

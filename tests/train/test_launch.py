@@ -19,7 +19,7 @@ from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu
 from sage_rlvr import SAGEConfig, SAGETrainer, UserError, cli
 from sage_rlvr.names import shown_flags
 from sage_rlvr.train import launch
-from sage_rlvr.train.checkpoint import load_state
+from sage_rlvr.train.checkpoint import last_complete, load_state
 from tests.paths import python_path
 
 from . import tiny
@@ -198,44 +198,42 @@ def test_ctrl_c_ends_every_process(tmp_path, how):
 
 
 FLAGS = {
-    "model_name_or_path": "base", "task": "dapo-math-17k", "data_dir": "data", "rows": 16, "max_steps": 8, "save_steps": 50,
+    "model_name_or_path": "base", "task": "dapo-math-17k", "data_dir": "data", "rows": 16, "max_steps": 60, "save_steps": 50,
     "per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 12, "beta": 0.1, "logging_steps": 1,
     "bf16": "false", "optim": "adamw_torch", "report_to": "none", "gradient_checkpointing": "false", "disable_tqdm": "true",
     "dtype": "float32", "output_dir": "run", "guide": "random", "decontaminate": "false",
 }  # fmt: skip
 
 
-def test_a_run_in_two_processes_stops_on_ctrl_c_with_a_checkpoint_and_goes_on(tmp_path):
+def test_a_run_in_two_processes_stops_on_either_signal_with_a_checkpoint_and_goes_on(tmp_path):
+    """Ctrl-C is a person's, SIGTERM a scheduler's (SLURM): the second run goes on from the first one's checkpoint. That two
+    processes come to the end of a run is in tests/test_working_directory.py."""
     tiny.folder(tmp_path / "base")
     (tmp_path / "data").mkdir()
     sums = [{"prompt": f"what is {i}+{i % 5}=", "solution": str(i + i % 5)} for i in range(24)]
     (tmp_path / "data" / "dapo_math_17k_en.jsonl").write_text("".join(json.dumps(r) + "\n" for r in sums))
     command = ["train", *(word for name, value in FLAGS.items() for word in (f"--{name}", str(value)))]
     several = ["-m", "sage_rlvr.cli", *command, "--accelerate_config", "cpu", "--num_processes", "2"]
-    log = tmp_path / "run" / "log.jsonl"
+    log, done = tmp_path / "run" / "log.jsonl", 0
 
-    process = started(several, tmp_path)
-    until(lambda: log.is_file() and log.read_text().count("\n") > 1, process, "a step")
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=1200)
-    assert process.returncode == 130, err[-3000:]
-    assert out.count("to go on, run the same command again") == 1, "one process does the talking"
-    assert shlex.join(["sage-rlvr", *shown_flags(several[2:])]) in out
-    (saved,) = (tmp_path / "run").glob("checkpoint-*")
-    assert {p.name for p in saved.glob("sage_state_*.pt")} == {"sage_state_0.pt", "sage_state_1.pt"}
-    done = int(saved.name.rpartition("-")[2])
-    assert done < FLAGS["max_steps"]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process = started(several, tmp_path)
+        until(lambda before=done: log.is_file() and log.read_text().count("\n") > before + 1, process, "a step")
+        process.send_signal(number)
+        out, err = process.communicate(timeout=1200)
+        assert process.returncode == 128 + number, err[-3000:]
+        assert out.count("to go on, run the same command again") == 1, "one process does the talking"
+        assert shlex.join(["sage-rlvr", *shown_flags(several[2:])]) in out
+        saved = max((tmp_path / "run").glob("checkpoint-*"), key=lambda p: int(p.name.rpartition("-")[2]))
+        assert {p.name for p in saved.glob("sage_state_*.pt")} == {"sage_state_0.pt", "sage_state_1.pt"}
+        before, done = done, int(saved.name.rpartition("-")[2])
+        assert before < done < FLAGS["max_steps"]
+        assert last_complete(tmp_path / "run") == str(saved)
+        steps = [entry["step"] for entry in map(json.loads, log.read_text().splitlines()) if "loss" in entry]
+        assert steps == list(range(1, done + 1)), "no step is lost, and none is taken twice"
 
     with pytest.raises(UserError, match="was written by 2 processes and this run has 1: resume with as many"):
         load_state(saved, rank=0, world=1)  # another batch, and half of the state
-
-    process = started(several, tmp_path)
-    out, err = process.communicate(timeout=1200)
-    assert process.returncode == 0, err[-3000:]
-    assert out.count("trained: run") == 1, "one process does the talking"
-    steps = [entry["step"] for entry in map(json.loads, log.read_text().splitlines()) if "loss" in entry]
-    assert steps == list(range(1, FLAGS["max_steps"] + 1))
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["finished"] is True
 
 
 # ---- vLLM on other GPUs --------------------------------------------------------------------------------------------

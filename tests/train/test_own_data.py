@@ -42,6 +42,15 @@ async def slow(completions, **kwargs):
 def sometimes(completions, target, **kwargs):
     return [None if t % 2 else 1.0 for t in target]
 
+def odd(completions, target, prompts, trainer_state, **kwargs):
+    if trainer_state.max_steps:  # a step; a held-out measurement has no trainer's state
+        with open("trained.txt", "a") as f:
+            f.writelines(p + "\\n" for p in prompts)
+    return [1.0 if t % 2 else 0.5 for t in target]
+
+def fails_held_out(completions, trainer_state, **kwargs):
+    return [1.0] * len(completions) if trainer_state.max_steps else [1 / 0]
+
 def chat(completions, **kwargs):
     return [float(len(c[0]["content"]) % 2) for c in completions]
 
@@ -145,9 +154,64 @@ def test_a_reward_of_nan_stops_with_the_row_it_was_for(place, capsys):
     assert "Traceback" not in said
 
 
+def test_held_out_rows_are_measured_and_never_trained_on(place, capsys):
+    """The reward of a row is known, so pass@1 is: the share of held-out rows whose reward reaches ``correct_at``."""
+    argv = ("--reward", "rewards.py:odd", "--holdout", "3", "--held_out_every", "2", "--held_out_n", "2")
+    assert train(*argv, "--disable_tqdm", "false", "--num_train_epochs", "4", "--max_steps", "4") == 0
+    said = capsys.readouterr().out
+    assert "data: data.jsonl, 5 rows;" in said
+    assert "held out: 3 rows of data.jsonl, not trained on; pass@1 and pass@2 every 2 steps; right: reward ≥ 1" in said
+    held = {p.meta["_columns"]["prompt"]: p for p in TASKS["data.jsonl"].generate(99, 0, "test")}
+    trained = set((place / "trained.txt").read_text().splitlines())
+    assert len(held) == 3
+    assert trained == {row["prompt"] for row in ROWS} - set(held)
+    share = sum(row["target"] % 2 for row in ROWS if row["prompt"] in held) / 3
+    logged = map(json.loads, (place / "out" / "log.jsonl").read_text().splitlines())
+    measured = {e["step"]: e["held_out/data.jsonl/pass@2"] for e in logged if "held_out/data.jsonl/pass@2" in e}
+    assert measured == {step: pytest.approx(share) for step in (0, 2, 4)}
+    assert f"4/4  held out data.jsonl  pass@1 {share:.3f}  pass@2 {share:.3f}" in said
+    assert train(*argv, "--max_steps", "4", "--holdout", "2") == 2
+    assert "out was made with holdout=3 and this run has 2" in capsys.readouterr().err
+
+
+def test_a_file_of_its_own_is_held_out_and_a_reward_that_fails_there_is_one_sentence(place, capsys):
+    """Messages beside text; a file of the same name; a lower ``correct_at``."""
+    (place / "test").mkdir()
+    rows = [{"prompt": [{"role": "user", "content": "1 1=2:"}], "target": t} for t in (1, 2)]
+    (place / "test" / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    held = ("--eval_dataset", "test/data.jsonl", "--held_out_n", "2", "--max_steps", "1")
+    assert train("--reward", "rewards.py:odd", *held, "--correct_at", "0.5") == 0
+    assert "held out: 2 rows of test/data.jsonl; pass@1 and pass@2 every 50 steps; right: reward ≥ 0.5" in (
+        capsys.readouterr().out
+    )
+    assert '"held_out/test/data.jsonl/pass@1": 1.0' in (place / "out" / "log.jsonl").read_text()
+    assert train("--reward", "rewards.py:fails_held_out", *held, "--out", "other") == 2
+    said = capsys.readouterr().err
+    assert "the reward function 'fails_held_out' raised ZeroDivisionError: division by zero (rewards.py, line" in said
+    assert "no step was finished, so there is nothing to save" in said
+    assert "Traceback" not in said
+
+
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
+        (
+            ["--reward", "rewards.py:chat", "--holdout", "8"],
+            "--holdout 8 leaves no row of data.jsonl to train on, it has 8",
+        ),
+        (
+            ["--reward", "rewards.py:chat", "--eval_dataset", "data.jsonl"],
+            "is what the run trains on: give other rows, or --holdout",
+        ),
+        (
+            ["--reward", "rewards.py:chat", "--eval_dataset", "dat.jsonl"],
+            "--eval_dataset dat.jsonl: there is no such file; did you",
+        ),
+        (
+            ["--holdout", "2", "--eval_dataset", "b.jsonl"],
+            "--eval_dataset and --holdout both say which rows are held out",
+        ),
+        (["--reward", "rewards.py:chat", "--reward_weights", "nan"], "--reward_weights must be finite numbers"),
         (["--task", "gsm8k"], "--task gsm8k and --dataset data.jsonl both say what to train on: keep one"),
         (["--reward", "reward.py:correct"], "there is no file reward.py; did you mean rewards.py?"),
         (["--reward", "rewards.py:corect"], "'corect' is not there; rewards.py has correct."),

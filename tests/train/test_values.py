@@ -55,6 +55,11 @@ TABLE = [
     (["--model_name_or_path", "./nope"], "there is no file or folder ./nope"),
     (["--output_dir", "file/x"], "file/x cannot be written (Not a directory); name a folder you can write to."),
     (["--output_dir", "base"], "base holds something else (config.json, and no run.json): use another output_dir."),
+    (["--lora_r", "0"], "lora_r must be 1 or more, and is 0."),
+    (["--lora_dropout", "2"], "lora_dropout must be at most 1, and is 2.0."),
+    (["--use_peft", "true", "--lora_target_modules", "q_projj"], "lora_target_modules='q_projj' is no layer of this model that "
+     "LoRA can adapt: it has q_proj,"),
+    (["--eval_strategy", "steps"], "eval_strategy=steps is TRL's own evaluation, which train does not use: for held-out pass@k"),
     (["--config", "rate.yaml"], "learning_rate='fast' is not a number."),
     (["--config", "list.yaml"], "learning_rate must be a number, and is [1, 2]."),
     (["--config", "half.yaml"], "num_train_epochs='two' is not a number."),

@@ -10,7 +10,10 @@ from sage_rlvr.names import OLD
 def _eval_flags(p: argparse.ArgumentParser) -> None:
     from sage_rlvr.evaluate.arguments import EvalArguments
 
-    p.usage = "sage-rlvr eval --model MODEL --task TASK --out FOLDER [--n N] [flags]"
+    p.usage = (
+        "sage-rlvr eval --model MODEL (--task TASK | --dataset DATA) --out FOLDER\n"
+        "                      [--n N] [flags]"
+    )
     add_fields(p, EvalArguments, OLD)
 
 

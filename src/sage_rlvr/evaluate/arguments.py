@@ -25,6 +25,34 @@ class EvalArguments:
         default_factory=list,
         metadata={"help": "Tasks to sample, as gsm8k or aime,amc23 ('sage-rlvr tasks' lists them)."},
     )
+    dataset: str | None = _field(None, "Or your own data, as train takes it: a file, a folder, or a Hub id.")
+    reward: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Your own rewards, file.py:function or module:function, as train takes them (docs/your_data.md)."
+        },
+    )
+    reward_weights: list[float] | None = field(
+        default=None, metadata={"help": "A weight for each reward. Unless said: 1 each."}
+    )
+    correct_at: float | None = _field(
+        None, "With --reward: a completion is right where its weighted reward is at least this. Unless said: 1."
+    )
+    prompt_column: str | None = _field(
+        None, "Column of the prompts in --dataset. Unless said: prompt, question or problem."
+    )
+    answer_column: str | None = _field(
+        None, "Column of the right answers in --dataset. Unless said: answer or solution."
+    )
+    dataset_config: str | None = _field(None, "Config of a Hub dataset, such as main.")
+    holdout: int | None = _field(
+        None, "Only the rows of --dataset that 'train --holdout' of the same number leaves out."
+    )
+    extract: str | None = _field(
+        None,
+        "How an answer is found in a completion: marked (<SOLUTION> or \\boxed), any (also the last number), or "
+        "file.py:function. Unless said: as the prompt format does.",
+    )
     out: str = _field("", "Folder of the run: its samples are stored there. Run the same command again to continue.")
     adapter: str | None = _field(None, "LoRA adapter to put on the model, without merging.")
     n: int = _field(16, "Samples for each problem and seed; pass@k is known up to k = n (the paper: 256).")
@@ -39,11 +67,15 @@ class EvalArguments:
     top_k: int = _field(0, "Keep this many of the likeliest tokens; 0: all.")
     max_tokens: int = _field(2048, "Longest completion; one that gets there is truncated, and counted apart.")
     prompt_format: str = _field(
-        "paper", "Prompt format, as in training: paper, boxed, plain, symbols, or a registered name."
+        "",
+        "Prompt format, as in training: paper, boxed, plain, symbols, as_is, or a registered name. Unless said: paper; with "
+        "--dataset boxed; with --dataset and --reward as_is.",
     )
     data_dir: str | None = _field(None, "Folder of local task files (default: $SAGE_RLVR_DATA, then ./data).")
     limit: int | None = _field(None, "Only the first problems of each task.")
-    split: str = _field("test", "Which problems of the tasks; train: those to train on, for train --within_reach.")
+    split: str | None = _field(
+        None, "Which problems; train: those to train on, for train --within_reach. Unless said: test."
+    )
     run: str | None = _field(None, "Name of the run in the store (default: the name of the folder).")
     batch_size: int | None = _field(None, "transformers: rows sampled together (default: 64, on a GPU 128).")
     dtype: str = _field("auto", "bfloat16, float16 or float32; auto: as stored, with transformers on CPU float32.")
@@ -75,11 +107,12 @@ class EvalArguments:
         self.seeds = list(range(self.seeds[0])) if len(self.seeds) == 1 else sorted(set(self.seeds))
         for name, example in (
             ("model", "a Hub id or a folder"),
-            ("tasks", "one or more, such as gsm8k or aime,amc23"),
+            ("tasks", "one or more, such as gsm8k or aime,amc23, or --dataset your own file"),
             ("out", "a folder"),
         ):
-            if not getattr(self, name):
+            if not getattr(self, name) and not (name == "tasks" and self.dataset):
                 raise UserError(f"eval needs --{OLD.get(name, name)}: give {example}.")
+        self._check_own()
         if self.n < 1 or not self.seeds or min(self.seeds) < 0:
             raise UserError(f"n={self.n} and seeds={self.seeds}: give at least one sample and one seed, none below 0.")
         if self.n > MOST_N:
@@ -95,17 +128,34 @@ class EvalArguments:
         if self.dtype not in DTYPES:
             raise UserError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPES)}.")
 
+    def _check_own(self) -> None:
+        from sage_rlvr.tasks.own import check_flags
+
+        check_flags(self, ",".join(self.tasks), "to evaluate on")
+        self.split = self.split or (None if self.dataset else "test")
+        for name in ("reward_weights", "correct_at"):
+            if getattr(self, name) is not None and not self.reward:
+                raise UserError(
+                    f"--{name} says something of --reward, and there is none: add --reward, or leave it out."
+                )
+        if self.reward and self.correct_at is None:
+            self.correct_at = 1.0
+        if self.holdout is not None and self.holdout < 1:
+            raise UserError(f"holdout={self.holdout} must be 1 or more, or left unset.")
+
     def said(self, problems: int) -> str:
         """One line before the work begins: how much is sampled, and how."""
         seeds = f"{len(self.seeds)} seed{'s' * (len(self.seeds) > 1)}"
         return (
             f"eval: {problems:,} problems × {seeds} × n {self.n} = {problems * len(self.seeds) * self.n:,} samples, "
             f"temperature {self.temperature:g}, top_p {self.top_p:g}, min_p {self.min_p:g}, at most {self.max_tokens:,} tokens"
+            + (f"; right: reward ≥ {self.correct_at:g} ({' + '.join(self.reward)})" if self.reward else "")
         )
 
     def settings(self, backend: str, base: str, adapter: str | None) -> dict[str, Any]:
         """What every sample in the folder has in common. n, seeds, tasks and limit are not here: a run may be extended;
         nor is batch_size, which changes no more than the last bit of a logit, so that a GPU without room can be helped."""
         same = ("temperature", "top_p", "min_p", "top_k", "max_tokens", "prompt_format", "dtype")
-        split = {} if self.split == "test" else {"split": self.split}
-        return {"model": base, "adapter": adapter, "backend": backend} | {n: getattr(self, n) for n in same} | split
+        own = ("reward", "reward_weights", "correct_at", "extract", "prompt_column", "answer_column", "split")
+        said = {n: value for n in own if (value := getattr(self, n)) is not None and (n, value) != ("split", "test")}
+        return {"model": base, "adapter": adapter, "backend": backend} | {n: getattr(self, n) for n in same} | said

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,12 @@ from sage_rlvr.tasks import (
     keep_verifiable,
     load_task,
     make_scorer,
+    own,
     render,
+    rows,
 )
-from sage_rlvr.tasks.scorers import final_answer
+from sage_rlvr.tasks.rewards import OwnReward, RewardFailed, failures
+from sage_rlvr.tasks.scorers import final_answer, reader, reads_unmarked
 from sage_rlvr.verify import Verdict, Verifier, judged_text
 
 QUEUE = 4  # batches of generations that may wait to be judged
@@ -67,6 +70,7 @@ def evaluate(args: EvalArguments, console: Console | None = None, engines: Engin
     """Samples and judges what is missing from ``args.out``; answers that folder. ``engines``: the caller's, who closes them,
     so that several adapters are sampled by one."""
     kind, fmt = choose(args.backend), get_format(args.prompt_format)
+    digests = _own(args)
     how = Sampling(args.temperature, args.top_p, args.min_p, args.top_k, args.max_tokens, fmt.stop)
     base, adapter = sources(args.model, args.adapter)
     with ExitStack() as stack:
@@ -84,7 +88,7 @@ def evaluate(args: EvalArguments, console: Console | None = None, engines: Engin
                 f"n={args.n:,} is {total:,} samples ({len(asks):,} problems × {len(args.seeds)} seeds), more than can be counted "
                 f"({MOST:,}): give a smaller --n, --seeds or --limit."
             )
-        settings = args.settings(kind, base, adapter) | fingerprints(base, adapter, tokenizer, fmt)
+        settings = args.settings(kind, base, adapter) | fingerprints(base, adapter, tokenizer, fmt) | digests
         (console or Console()).print(args.said(len(asks)), highlight=False)
         store = stack.enter_context(SampleStore(args.out, settings, shard_seconds=args.save_every_s))
         _write_problems(Path(args.out, "problems.json"), {name: problems for name, (problems, _) in kept.items()})
@@ -118,6 +122,14 @@ def evaluate(args: EvalArguments, console: Console | None = None, engines: Engin
     return Path(args.out)
 
 
+def _own(args: EvalArguments) -> dict[str, Any]:
+    """The user's data become a task of this process; answers what data and rewards are now, for the store."""
+    task = own.prepare(args, ",".join(args.tasks), split="test")
+    if args.dataset:
+        args.tasks = [task]
+    return own.digests(args, task)
+
+
 @contextmanager
 def _ends_in_order() -> Iterator[None]:
     """SIGTERM as Ctrl-C: what was sampled is judged and written before the process ends, with SIGTERM's exit code."""
@@ -138,7 +150,9 @@ def _ends_in_order() -> Iterator[None]:
 
 def _kept(task: str, args: EvalArguments, judges: "Judges") -> tuple[list[Problem], list[str]]:
     """(problems with a verifiable gold, ids of the others); golds that ran out of time are named as such."""
-    problems = load_task(task, args.data_dir, args.limit, split=args.split)
+    problems = load_task(task, args.data_dir, args.limit, split="test" if args.dataset else args.split)
+    if args.dataset and args.reward:
+        return problems, []  # there is no gold
     patient: Any = Patient(task, judges)
     kept, dropped = keep_verifiable(problems, patient)
     late = [p.id for p in problems if p.answer in patient.late and p.id in set(dropped)]
@@ -196,10 +210,10 @@ def _say_rest(store: SampleStore, asks: Sequence[Ask], args: EvalArguments, cons
         cells = [(task, problem, seed) for problem in asked.problems for seed in asked.seeds]
         lack = sum(max(0, asked.n - len(keys[cell] if cell in keys.rows else ())) for cell in cells)
         if lack:
-            now = {ask.problem for ask in asks if ask.task == task}
+            flags = _whole_flags(task, asked, {ask.problem for ask in asks if ask.task == task}, args)
             (console or Console()).print(
                 f"{args.out}, {task}: {lack:,} of {len(cells) * asked.n:,} samples are missing, for n={asked.n} and "
-                f"{len(asked.seeds)} seeds were asked for in all; the same command with {_whole_flags(task, asked, now)} draws "
+                f"{len(asked.seeds)} seeds were asked for in all; the same command with {flags} draws "
                 "them, and until then results leave their cells out.",
                 markup=False,
                 highlight=False,
@@ -207,12 +221,13 @@ def _say_rest(store: SampleStore, asks: Sequence[Ask], args: EvalArguments, cons
             )
 
 
-def _whole_flags(task: str, asked: Asked, now: set[str]) -> str:
+def _whole_flags(task: str, asked: Asked, now: set[str], args: EvalArguments) -> str:
     """What must be said to ask for everything that was ever asked of the task; ``now``: the problems of this call."""
     counted = asked.seeds == list(range(len(asked.seeds)))
     seeds = str(len(asked.seeds)) if counted else " ".join(map(str, asked.seeds))
     limit = "" if now >= {*asked.problems} else f" --limit {len(asked.problems) + len(asked.unverifiable)}"
-    return f"--tasks {task} --n {asked.n} --seeds {seeds}{limit}"
+    which = "" if args.dataset else f"--tasks {task} "
+    return f"{which}--n {asked.n} --seeds {seeds}{limit}"
 
 
 def _asks(problems: Sequence[Problem], fmt: PromptFormat, tokenizer: Any) -> Iterator[Ask]:
@@ -226,14 +241,61 @@ def _asks(problems: Sequence[Problem], fmt: PromptFormat, tokenizer: Any) -> Ite
 
 
 class Judges:
-    """One scorer a task; the math tasks share one verifier."""
+    """One scorer a task; the math tasks share one verifier. With ``--reward`` the user's functions judge."""
+
+    reward: OwnReward | None = None
+    extract: Callable[[str], str | None] | None = None  # --extract, where it was said
+    marks = False  # whether it is a function of the user's: what it finds is what is judged
 
     def __init__(self, args: EvalArguments, fmt: PromptFormat, stack: ExitStack):
-        self.fallback = fmt.fallback
+        self.fmt, self.fallback = fmt, fmt.fallback
+        if args.extract:
+            given = own.extract_of(args)
+            self.extract, self.marks, self.named = reader(given), callable(given), f"--extract {args.extract}"
+            self.fallback = self.fallback if self.marks else reads_unmarked(args.extract)
+        if args.reward:
+            self.reward = OwnReward(args.reward, args.reward_weights, args.correct_at or 0.0)
         self.verifier = stack.enter_context(
-            Verifier(workers=args.verifier_workers, timeout_s=args.verifier_timeout_s, fallback=fmt.fallback)
+            Verifier(workers=args.verifier_workers, timeout_s=args.verifier_timeout_s, fallback=self.fallback)
         )
         self.stack, self.scorers = stack, dict[str, Any]()
+
+    def verdicts(self, task: str, batch: Sequence[Generation], problems: Sequence[Problem]) -> list[Verdict]:
+        """Of one task's completions, each with its problem; raises RewardFailed where the user's code does."""
+        if self.reward is not None:
+            return self._rewarded(self.reward, batch, problems)
+        if self.marks:
+            found = [self._read(g.text) for g in batch]
+            texts = ["" if answer is None else f"<SOLUTION>{answer}</SOLUTION>" for answer in found]
+        else:
+            texts = [judged_text(g.text, truncated=g.finish != "stop") for g in batch]
+        return self.judge(task, texts, [p.answer for p in problems], [p.question for p in problems])
+
+    def _rewarded(self, reward: OwnReward, batch: Sequence[Generation], problems: Sequence[Problem]) -> list[Verdict]:
+        """The functions get what TRL would hand them: every column, and conversations where the prompts are."""
+        asked = rows(problems, self.fmt)
+        texts: list[Any] = [g.text for g in batch]
+        if isinstance(asked[0]["prompt"], list):
+            texts = [[{"role": "assistant", "content": text}] for text in texts]
+        names = dict.fromkeys(k for row in asked for k in row if k not in ("prompt", "completion", "completion_ids"))
+        columns: dict[str, Any] = {name: [row.get(name) for row in asked] for name in names}
+        columns |= {"completion_ids": [g.token_ids for g in batch], "truncated": [g.finish != "stop" for g in batch]}
+        totals = reward.totals(prompts=[row["prompt"] for row in asked], completions=texts, **columns)
+        return [self._verdict(g.text, total, reward) for g, total in zip(batch, totals)]
+
+    def _verdict(self, text: str, total: float | None, reward: OwnReward) -> Verdict:
+        """What is right stays right where no answer can be read: the reward has seen the whole text."""
+        answer = self._read(text)
+        if total is None:
+            return Verdict(None, answer, "no reward")
+        right = reward.reached(total)
+        return Verdict(float(right), "" if right and answer is None else answer, f"reward {total:g}")
+
+    def _read(self, text: str) -> str | None:
+        if self.extract is None:
+            return final_answer(text, fallback=True)
+        with failures(self.extract, self.named):
+            return self.extract(text)
 
     def of(self, task: str) -> Any:
         if task not in self.scorers:
@@ -352,8 +414,12 @@ class Scribe:
             part = [g for g in batch if g.request.task == task]
             problems = [self.asked[task, g.request.problem] for g in part]
             self.judging = time.monotonic(), task, list(dict.fromkeys(g.request.problem for g in part))
-            texts = [judged_text(g.text, truncated=g.finish != "stop") for g in part]
-            verdicts = self.judges.judge(task, texts, [p.answer for p in problems], [p.question for p in problems])
+            try:
+                verdicts = self.judges.verdicts(task, part, problems)
+            except RewardFailed as e:
+                judged = self.store.waiting or self.store.shards()
+                then = "give another --out, this one has samples judged before" if judged else "run this again"
+                raise UserError(f"{e.why}. Fix it and {then}.") from e
             self.judging = None
             self.store.append([self._sample(g, v) for g, v in zip(part, verdicts)])
             right = sum(v.score == 1 for v in verdicts)

@@ -166,7 +166,7 @@ class SampleStore:
                 "wrote it, or evaluate again."
             )
         if settings is not None:
-            refuse_other(self.folder, self.settings, plain(settings))
+            refuse_other(self.folder, self.settings, plain(settings), begun=bool(self.shards()))
 
     def _learn(self, given: dict[str, Any]) -> None:
         if INPUTS in given and INPUTS not in self.settings and self.shards():

@@ -36,10 +36,22 @@ WEIGHTS = {"model": "model_weights", "adapter": "adapter_weights"}
 INPUTS = "inputs"
 
 
-def refuse_other(folder: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+JUDGE = "reward_digest"  # of a user's own reward
+OWN = {"dataset_digest": "data have", JUDGE: "reward has"}  # digests of what a user named
+
+
+def refuse_other(folder: Path, stored: Mapping[str, Any], given: Mapping[str, Any], begun: bool = True) -> None:
     """Samples drawn under two settings never share a store. Weights are known by their files, where both sides have
-    looked: a folder that was moved is the same model, one whose files were replaced is not."""
+    looked: a folder that was moved is the same model, one whose files were replaced is not. Before the first sample
+    (``begun``) a reward may be fixed."""
+    if not begun and JUDGE in given:
+        stored = {**stored, JUDGE: given[JUDGE]}
     differs = {k: v for k, v in differences(stored, given).items() if k.partition(".")[0] != INPUTS}
+    for name, what in OWN.items():
+        if name in stored and name in given and stored[name] != given[name]:
+            raise UserError(
+                f"the {what} changed since {folder} was begun: give --out another folder, or put the old one back."
+            )
     for source, files in WEIGHTS.items():
         known = files in stored and files in given
         if known and files not in differs:
@@ -70,7 +82,7 @@ def _refuse_other_inputs(folder: Path, stored: Mapping[str, Any], given: Mapping
 
 
 def learned(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The stored settings, with where the weights lie now, and with what was not yet known of the files."""
-    places = {name: given[name] for name in (*WEIGHTS, *WEIGHTS.values()) if name in given}
+    """The stored settings, with where the weights lie and what judges now, and with what was not yet known of the files."""
+    places = {name: given[name] for name in (*WEIGHTS, *WEIGHTS.values(), JUDGE) if name in given}
     inputs = {**stored.get(INPUTS, {}), **given.get(INPUTS, {})}
     return {**stored, **places, **({INPUTS: inputs} if inputs else {})}

@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.extensions import load_function
 from sage_rlvr.names import closest
 from sage_rlvr.tasks.loading import no_waiting, read_rows
 from sage_rlvr.tasks.registry import COLUMNS, PROMPT, TASKS, Problem, Source, Task
+from sage_rlvr.tasks.rewards import check_signature, code_digest
+from sage_rlvr.tasks.scorers import Extract, reads_unmarked
 from sage_rlvr.verify import extract_answer
 
 PROMPTS, ANSWERS = ("prompt", "question", "problem"), ("answer", "solution")
@@ -43,10 +46,67 @@ class OwnData:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
+_OWN: dict[str, OwnData] = {}  # task → the data it was made of
+
+
+# ---- the flags of train and eval ---------------------------------------------------------------------------------
+
+FLAGS = ("dataset_config", "prompt_column", "answer_column", "holdout")  # which say something of --dataset alone
+
+
+def check_flags(given: Any, task: str, what: str, flags: Sequence[str] = FLAGS) -> None:
+    """Flags that contradict each other, and the defaults that hang on them. ``what``: "to train on"."""
+    if isinstance(given.reward, str):  # from YAML
+        given.reward = [given.reward]
+    if given.dataset and task:
+        raise UserError(f"--task {task} and --dataset {given.dataset} both say what {what}: keep one of them.")
+    lonely = next((name for name in flags if getattr(given, name) and not given.dataset), None)
+    if lonely:
+        raise UserError(f"--{lonely} says something of --dataset, and there is none: add --dataset, or leave it out.")
+    if not given.prompt_format:
+        given.prompt_format = "paper" if not given.dataset else "as_is" if given.reward else "boxed"
+
+
+def prepare(given: Any, task: str, split: str = "train") -> str:
+    """Reads the user's data and code and says what is wrong with it before a model is loaded; answers the task's name. ``split``:
+    of a Hub dataset or folder, unless one was named."""
+    if given.dataset:
+        data = read_data(given.dataset, given.dataset_config, given.split, split)
+        task = own_task(data, not given.reward, given.prompt_column, given.answer_column, given.holdout).name
+    extract_of(given)
+    check_rewards(given, task)
+    return task
+
+
+def check_rewards(given: Any, task: str) -> None:
+    columns = {"answer", "task", "problem"} | set(_OWN[task].columns if task in _OWN else ())
+    for name in given.reward or []:
+        check_signature(load_function(name, "--reward"), name, columns, task)
+
+
+def extract_of(given: Any) -> Extract:
+    """``--extract`` as its name or function."""
+    if given.extract and ":" in given.extract:
+        return load_function(given.extract, "--extract")
+    if given.extract:
+        reads_unmarked(given.extract)
+    return given.extract
+
+
+def digests(given: Any, task: str) -> dict[str, Any]:
+    """What the user's data and code are, for a run that goes on with them."""
+    out: dict[str, Any] = {}
+    if task in _OWN:
+        out["dataset_digest"] = _OWN[task].digest()
+    if given.reward:
+        out["reward_digest"] = {name: code_digest(load_function(name, "--reward")) for name in given.reward}
+    return out
+
+
 # ---- reading -----------------------------------------------------------------------------------------------------
 
 
-def read_data(source: str, config: str | None = None, split: str | None = None) -> OwnData:
+def read_data(source: str, config: str | None = None, split: str | None = None, unless_said: str = "train") -> OwnData:
     """The rows of a local file or folder, or of a dataset on the Hub."""
     path = Path(source).expanduser()
     if path.is_file():
@@ -55,7 +115,7 @@ def read_data(source: str, config: str | None = None, split: str | None = None) 
                 raise UserError(f"--{flag} {said} is for a Hub id or a folder, and {source} is a file: leave it out.")
         data = _of_file(path)
     elif path.is_dir() or _hub_id(source):
-        name = path.name if path.is_dir() else source
+        name, split = path.name if path.is_dir() else source, split or unless_said
         rows = _of_folder(str(path), config, split) if path.is_dir() else _of_hub(source, config, split)
         data = OwnData(name, rows, [f"{name}:{i}" for i in range(1, len(rows) + 1)])
     else:
@@ -123,7 +183,7 @@ def _json(path: Path) -> list[Row]:
     return rows
 
 
-def _of_folder(path: str, config: str | None, split: str | None) -> list[Row]:
+def _of_folder(path: str, config: str | None, split: str) -> list[Row]:
     """As ``save_to_disk`` wrote it, or data files that the datasets library reads."""
     from datasets import load_from_disk
 
@@ -133,23 +193,23 @@ def _of_folder(path: str, config: str | None, split: str | None) -> list[Row]:
         except Exception as e:  # whatever a damaged folder makes it raise
             raise UserError(f"--dataset {path} cannot be read ({_why(e)}).") from e
         if isinstance(found, dict):
-            if (split or "train") not in found:
-                raise UserError(f"--dataset {path} has no split {split or 'train'!r}: name one of {', '.join(found)}.")
-            found = found[split or "train"]
+            if split not in found:
+                raise UserError(f"--dataset {path} has no split {split!r}: add --split, one of {', '.join(found)}.")
+            found = found[split]
         return [dict(row) for row in found]
     return _loaded(path, config, split, f"put files into it ({', '.join(SUFFIXES)})")
 
 
-def _of_hub(source: str, config: str | None, split: str | None) -> list[Row]:
+def _of_hub(source: str, config: str | None, split: str) -> list[Row]:
     with no_waiting():
         return _loaded(source, config, split, "go online, or give a file")
 
 
-def _loaded(source: str, config: str | None, split: str | None, else_do: str) -> list[Row]:
+def _loaded(source: str, config: str | None, split: str, else_do: str) -> list[Row]:
     from datasets import load_dataset
 
     try:
-        return [dict(row) for row in load_dataset(source, config, split=split or "train")]
+        return [dict(row) for row in load_dataset(source, config, split=split)]
     except Exception as e:  # the Hub fails in many types: offline, gated, moved, no such split
         why = _why(e)
         if listed := re.search(r"available configs: \[([^\]]+)\]", str(e)):
@@ -166,8 +226,15 @@ def _why(e: Exception) -> str:
 # ---- rows into problems ------------------------------------------------------------------------------------------
 
 
-def own_task(data: OwnData, judged: bool, prompt_column: str | None = None, answer_column: str | None = None) -> Task:
-    """The data as a task of this process, by its name. ``judged``: the answer column is the gold; else rows stay as they are."""
+def own_task(
+    data: OwnData,
+    judged: bool,
+    prompt_column: str | None = None,
+    answer_column: str | None = None,
+    holdout: int | None = None,
+) -> Task:
+    """The data as a task of this process, by its name. ``judged``: the answer column is the gold; else rows stay as they are.
+    ``holdout``: split "test" is so many rows, and "train" has none of their prompts; without it both are all rows."""
     prompt = _column(data, prompt_column, PROMPTS, "prompt_column")
     answer = _column(data, answer_column, ANSWERS, "answer_column", needed=judged)
     problems, skipped = [], []
@@ -194,7 +261,8 @@ def own_task(data: OwnData, judged: bool, prompt_column: str | None = None, answ
     if skipped:
         print(f"{data.name}: {len(skipped):,} rows are left out, they need {needs}: {', '.join(skipped[:5])}")
     _one_type(data)
-    source = (Source(data.name, count=len(problems)),)
+    splits = _held_out(data.name, problems, holdout) if holdout else {"train": problems, "test": problems}
+    _OWN[data.name] = data
     TASKS[data.name] = task = Task(
         name=data.name,
         description="your own data",
@@ -203,11 +271,28 @@ def own_task(data: OwnData, judged: bool, prompt_column: str | None = None, answ
         licence="yours",
         question=prompt,
         answer=answer or "",
-        splits={"train": source, "test": source},
-        generate=lambda n, seed, split: problems[:n],
+        splits={split: (Source(data.name, count=len(part)),) for split, part in splits.items()},
+        generate=lambda n, seed, split: splits[split][:n],
         size=len(problems),
     )
     return task
+
+
+def _held_out(name: str, problems: list[Problem], count: int) -> dict[str, list[Problem]]:
+    """Which rows are held out is decided by a hash of the prompts: the same ones for every seed, model and verb. A row with the
+    prompt of one of them is not trained on either."""
+    prompts = {p.id: json.dumps(p.meta[PROMPT], sort_keys=True, ensure_ascii=False) for p in problems}
+    order = sorted(problems, key=lambda p: hashlib.sha256(prompts[p.id].encode("utf-8", "surrogatepass")).digest())
+    held = {p.id for p in order[:count]}
+    same = {prompts[i] for i in held}
+    train = [p for p in problems if prompts[p.id] not in same]
+    if not train:
+        raise UserError(
+            f"--holdout {count} leaves no row of {name} to train on, it has {len(problems):,}: hold out fewer."
+        )
+    if again := len(problems) - len(train) - len(held):
+        print(f"{name}: {again:,} rows are left out, they have the prompt of a held-out row")
+    return {"train": train, "test": [p for p in problems if p.id in held]}
 
 
 def _column(data: OwnData, named: str | None, usual: Sequence[str], flag: str, needed: bool = True) -> str:

@@ -71,6 +71,7 @@ SHOWN = {  # metric → what the console calls it, and how it is written
     "completions/mean_length": ("length", ".0f"),
 }
 HELD_OUT = "held_out/"
+AT_ONCE = 256  # held-out completions of a process that are sampled together
 
 
 class TrainingProgress(TrainerCallback):
@@ -215,10 +216,15 @@ class HeldOutPassAtK(TrainerCallback):
             with torch.random.fork_rng(devices), torch.no_grad():
                 torch.manual_seed(self.seed * 1_000_003 + step * 131 + rank)
                 prompts = [row["prompt"] for row in mine]
-                completions = trainer._generate(prompts)[3]
-            columns = {k: [row[k] for row in mine] for k in mine[0] if k != "prompt"}
-            columns["truncated"] = trainer.truncated()
-            verdicts = self.reward_func(prompts=prompts, completions=completions, **columns)
+                completions, ids, truncated = list[Any](), list[Any](), list[bool]()
+                size = max(AT_ONCE // self.n, 1) * self.n  # whole problems
+                for at in range(0, len(prompts), size):
+                    _, some_ids, _, some, *_ = trainer._generate(prompts[at : at + size])
+                    completions, ids, truncated = completions + some, ids + some_ids, truncated + trainer.truncated()
+            names = dict.fromkeys(k for row in mine for k in row if k not in ("prompt", "completion", "completion_ids"))
+            columns: dict[str, Any] = {name: [row.get(name) for row in mine] for name in names}
+            columns |= {"prompts": prompts, "completions": completions, "completion_ids": ids, "truncated": truncated}
+            verdicts = trainer._guard.held_out(self.reward_func, **columns)
             trainer._metrics["eval"].clear()
             self._log(gather_object(list(verdicts))[: len(self.rows) * self.n], step)
         finally:

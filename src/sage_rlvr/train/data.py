@@ -3,9 +3,9 @@
 A user's data becomes a task of this process before anything is loaded, so that everything after reads it as it reads any task.
 """
 
-import hashlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,76 +19,50 @@ from sage_rlvr.tasks import (
     keep_verifiable,
     load_task,
     make_scorer,
+    own,
 )
-from sage_rlvr.tasks.own import OwnData, own_task, read_data
 from sage_rlvr.tasks.registry import TASKS
-from sage_rlvr.tasks.scorers import Extract, reader, reads_unmarked, task_reward
+from sage_rlvr.tasks.rewards import OwnReward, check_weights
+from sage_rlvr.tasks.scorers import reader, task_reward
 from sage_rlvr.train import launch
 from sage_rlvr.train.random_reward import RandomReward
 from sage_rlvr.train.reach import within_reach
 
 DEFAULT = "dapo-math-17k"  # the task where neither --task nor --dataset is given
-DATA_FLAGS = ("dataset_config", "split", "prompt_column", "answer_column")  # which say something of --dataset alone
-# what TRL, and SAGETrainer (truncated), hand a reward function beside the columns
-HANDED = {
-    "prompts",
-    "completions",
-    "completion_ids",
-    "trainer_state",
-    "log_extra",
-    "log_metric",
-    "environments",
-    "truncated",
-}
-_OWN: dict[str, OwnData] = {}  # task → the data it was made of
+DATA_FLAGS = (*own.FLAGS, "split")  # which say something of --dataset alone
 
 
 def check(run: Any) -> None:
     """Flags that contradict each other, and the defaults that hang on them."""
-    if isinstance(run.reward, str):  # from YAML
-        run.reward = [run.reward]
-    if run.dataset and run.task:
-        raise UserError(f"--task {run.task} and --dataset {run.dataset} both say what to train on: keep one of them.")
-    lonely = next((name for name in DATA_FLAGS if getattr(run, name) and not run.dataset), None)
-    if lonely:
-        raise UserError(f"--{lonely} says something of --dataset, and there is none: add --dataset, or leave it out.")
+    own.check_flags(run, run.task, "to train on", DATA_FLAGS)
+    if run.eval_dataset and run.holdout:
+        raise UserError("--eval_dataset and --holdout both say which rows are held out: keep one of them.")
     run.task = run.task or ("" if run.dataset else DEFAULT)
-    if not run.prompt_format:
-        run.prompt_format = "paper" if not run.dataset else "as_is" if run.reward else "boxed"
 
 
 def prepare(run: Any) -> None:
     """Reads the user's data and code, and says what is wrong with it before a model is loaded."""
-    if run.dataset:
-        data = read_data(run.dataset, run.dataset_config, run.split)
-        task = own_task(data, not run.reward, run.prompt_column, run.answer_column)
-        run.task, _OWN[task.name] = task.name, data
-    _extract(run)
-    columns = {"answer", "task", "problem"} | set(_OWN[run.task].columns if run.dataset else ())
-    for name in run.reward or []:
-        _check_signature(load_function(name, "--reward"), name, columns, run.task)
+    run.task = own.prepare(run, run.task)
+    if run.eval_dataset:
+        run.eval_dataset = _eval_task(run)
 
 
-def _check_signature(func: Callable[..., Any], name: str, columns: set[str], task: str) -> None:
+def _eval_task(run: Any) -> str:
     try:
-        parameters = inspect.signature(func).parameters
-    except (TypeError, ValueError):  # written in C: it will show
-        return
-    kinds = inspect.Parameter
-    if not any(p.kind is kinds.VAR_KEYWORD for p in parameters.values()):
-        raise UserError(
-            f"--reward {name} must take every column that TRL hands it: write "
-            f"def {getattr(func, '__name__', 'reward')}({', '.join([*parameters, '**kwargs'])})."
+        held = own.read_data(
+            run.eval_dataset, None if Path(run.eval_dataset).is_file() else run.dataset_config, None, "test"
         )
-    given = columns | HANDED
-    needed = [
-        p.name
-        for p in parameters.values()
-        if p.default is p.empty and p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
-    ]
-    for wanted in (n for n in needed if n not in given):
-        own = ", ".join(sorted(columns - {"task", "problem"} | (columns & {"answer"})))
-        raise UserError(f"--reward {name} asks for {wanted!r}, which is no column of {task}; it has {own}.")
+    except UserError as e:
+        raise UserError(str(e).replace("--dataset ", "--eval_dataset ")) from e
+    if own.digests(run, run.task).get("dataset_digest") == held.digest():
+        raise UserError(
+            f"--eval_dataset {run.eval_dataset} is what the run trains on: give other rows, or --holdout 100."
+        )
+    if held.name == run.task:  # two files of one name in two folders
+        held = replace(held, name=run.eval_dataset)
+    task = own.own_task(held, not run.reward, run.prompt_column, run.answer_column).name
+    own.check_rewards(run, task)
+    return task
 
 
 # ---- rewards -----------------------------------------------------------------------------------------------------
@@ -97,15 +71,12 @@ def _check_signature(func: Callable[..., Any], name: str, columns: set[str], tas
 def rewards(run: Any, args: Any) -> Any:
     """What SAGETrainer takes: the task's own reward, or the user's functions."""
     if not run.reward:
-        found: Any = task_reward(run.task, run.prompt_format, extract=_extract(run))
+        found: Any = task_reward(run.task, run.prompt_format, extract=own.extract_of(run))
     else:
         found = [load_function(name, "--reward") for name in run.reward]
-        if args.reward_weights is not None and len(args.reward_weights) != len(found):
-            raise UserError(
-                f"--reward_weights has {len(args.reward_weights)} numbers and there are {len(found)} rewards: give one each."
-            )
+        check_weights(args.reward_weights, found)
         if run.extract:
-            found[0].extract = reader(_extract(run))
+            found[0].extract = reader(own.extract_of(run))
         _check_answers(run, args, found[0])
     if run.random_reward is not None:
         if isinstance(found, list) and (len(found) > 1 or inspect.iscoroutinefunction(found[0])):
@@ -126,12 +97,37 @@ def _check_answers(run: Any, args: Any, first: Any) -> None:
         )
 
 
-def _extract(run: Any) -> Extract:
-    if run.extract and ":" in run.extract:
-        return load_function(run.extract, "--extract")
-    if run.extract:
-        reads_unmarked(run.extract)
-    return run.extract
+# ---- held-out rows -----------------------------------------------------------------------------------------------
+
+
+def held_out(run: Any, args: Any, trained: list[Problem]) -> Iterator[tuple[str, list[Problem], Any]]:
+    """(label, problems, judge) of each measurement: tasks by name, and the user's own rows by the user's own reward."""
+    for name in run.held_out or []:
+        yield name, load_task(name, run.data_dir, run.held_out_rows, split="test"), task_reward(name, run.prompt_format)
+    name = run.eval_dataset or (run.task if run.holdout else None)
+    if not name:
+        return
+    found = load_task(name, limit=None if run.holdout else run.held_out_rows, split="test")
+    if run.reward:
+        judge: Any = OwnReward(run.reward, args.reward_weights, run.correct_at)
+    else:
+        judge = task_reward(name, run.prompt_format, extract=own.extract_of(run))
+        with make_scorer(name) as scorer:
+            found = launch.same_everywhere(keep_verifiable(found, scorer)[0])
+    if args.process_index == 0:
+        print(_told_held_out(run, name, found, trained))
+    yield name, found, judge
+
+
+def _told_held_out(run: Any, name: str, found: list[Problem], trained: list[Problem]) -> str:
+    right = f"right: reward ≥ {run.correct_at:g}" if run.reward else "right: as the answer column says"
+    if run.holdout:
+        where = f"{len(found):,} rows of {name}, not trained on"
+    else:
+        asked = {p.question for p in trained}
+        both = sum(p.question in asked for p in found)
+        where = f"{len(found):,} rows of {name}" + (f", {both:,} of which are trained on" if both else "")
+    return f"held out: {where}; pass@1 and pass@{run.held_out_n} every {run.held_out_every} steps; {right}"
 
 
 # ---- problems ----------------------------------------------------------------------------------------------------
@@ -197,21 +193,7 @@ def told(run: Any, rows: int, text: bool, has_template: bool) -> str:
 
 
 def digests(run: Any) -> dict[str, Any]:
-    """What the user's data and code were, for a run that goes on with them."""
-    out: dict[str, Any] = {}
-    if run.task in _OWN:
-        out["dataset_digest"] = _OWN[run.task].digest()
-    if run.reward:
-        out["reward_digest"] = {name: _code(load_function(name, "--reward")) for name in run.reward}
-    return out
-
-
-def _code(func: Any) -> str | None:
-    try:
-        file = inspect.getsourcefile(func if inspect.isroutine(func) or inspect.isclass(func) else type(func))
-    except TypeError:
-        return None
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file and Path(file).is_file() else None
+    return own.digests(run, run.task)
 
 
 def changed(folder: Path, name: str, was: Any, now: Any) -> bool:

@@ -8,12 +8,10 @@ async function that blocks its loop under a trainer outside the main thread.
 
 import asyncio
 import contextvars
-import math
 import random
 import signal
 import threading
-import traceback
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Awaitable, Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -27,6 +25,7 @@ from transformers import TrainerCallback
 from trl.trainer.utils import is_async_callable
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.tasks.rewards import RewardFailed, checked, failures
 from sage_rlvr.verify import verifiable_reward
 
 GRACE_S = (
@@ -36,18 +35,6 @@ GRACE_S = (
 
 class Overtime(BaseException):
     """Raised inside a reward call whose time is up; no Exception, so that ``except Exception`` there does not swallow it."""
-
-
-class BadRewards(Exception):
-    """What a reward function gave is no list of numbers, one per completion: what it is, and what to return."""
-
-
-class RewardFailed(Exception):
-    """A call of a reward function failed: which, and why."""
-
-    def __init__(self, func: Callable[..., Any], name: str, why: str):
-        super().__init__(name, why)
-        self.func, self.why = func, f"the reward function {name!r} {why}"
 
 
 class RewardGuard(TrainerCallback):
@@ -75,13 +62,26 @@ class RewardGuard(TrainerCallback):
             per_func = gather(torch.full((len(prompts), len(funcs)), torch.nan, device=trainer.accelerator.device))
         finally:
             trainer.reward_funcs = funcs
-        if trainer.accelerator.num_processes > 1:
-            told = [why for why in gather_object([failed.why if failed else None]) if why]
-        else:
-            told = [failed.why] if failed else []
-        if told:
-            self._stop(failed, told[0])
+        self._agree(failed)
         return per_func
+
+    def held_out(self, judge: Any, **columns: Any) -> list[float | None]:
+        """``judge``'s verdicts on this rank's held-out completions; where it fails on any rank, all ranks save and stop."""
+        failed, verdicts = None, list[float | None]()
+        try:
+            with _failures(judge, getattr(judge, "__name__", type(judge).__name__), self.limit):
+                verdicts = list(within(self.limit, partial(judge, **columns)))
+        except RewardFailed as error:  # the other ranks wait
+            failed = error
+        self._agree(failed)
+        return verdicts
+
+    def _agree(self, failed: RewardFailed | None) -> None:
+        told = [failed.why if failed else None]
+        if self.trainer.accelerator.num_processes > 1:
+            told = gather_object(told)
+        if why := next((why for why in told if why), None):
+            self._stop(failed, why)
 
     def _watched(self, func: Any, name: str, rows: Sequence[str]) -> Any:
         """``func`` under the limit, what it raises or gives wrongly as a RewardFailed. A reward model is left as it is."""
@@ -92,7 +92,7 @@ class RewardGuard(TrainerCallback):
             async def watched_async(**columns: Any) -> list[float | None]:
                 self._awaited[name] = func
                 with _failures(func, name, self.limit):
-                    answer = _checked(await _awaited(func(**columns), self.limit), rows)
+                    answer = checked(await _awaited(func(**columns), self.limit), rows)
                 del self._awaited[name]
                 return answer
 
@@ -100,7 +100,7 @@ class RewardGuard(TrainerCallback):
 
         def watched(**columns: Any) -> list[float | None]:
             with _failures(func, name, self.limit):
-                return _checked(within(self.limit, partial(func, **columns)), rows)
+                return checked(within(self.limit, partial(func, **columns)), rows)
 
         return watched
 
@@ -182,38 +182,10 @@ def _ours(func: Any) -> bool:
 @contextmanager
 def _failures(func: Any, name: str, limit: float | None) -> Iterator[None]:
     try:
-        yield
-    except BadRewards as error:
-        raise RewardFailed(func, name, f"returned {error}") from error
-    except UserError as error:
-        raise RewardFailed(func, name, f"says: {str(error).rstrip('.')}") from error
-    except Exception as error:
-        at = traceback.extract_tb(error.__traceback__)[-1]
-        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise RewardFailed(func, name, f"raised {said} ({Path(at.filename).name}, line {at.lineno})") from error
+        with failures(func, name):
+            yield
     except Overtime as error:
         raise RewardFailed(func, name, f"took longer than reward_timeout_s={limit:g} seconds") from error
-
-
-def _checked(rewards: Any, problems: Sequence[str]) -> list[float | None]:
-    """One number or None per completion; ``problems`` names the row that each completion answers."""
-    if isinstance(rewards, str) or not isinstance(rewards, Iterable):
-        raise BadRewards(f"{rewards!r}: return a list of {len(problems)} numbers, one per completion")
-    out, given = list[float | None](), list(rewards)
-    if len(given) != len(problems):
-        raise BadRewards(f"{len(given)} rewards for {len(problems)} completions: return one number per completion")
-    for i, (reward, problem) in enumerate(zip(given, problems)):
-        try:
-            value = None if reward is None else float(reward)
-        except (TypeError, ValueError):
-            value = math.nan
-        if isinstance(reward, str) or (value is not None and not math.isfinite(value)):
-            where = f" ({problem})" if problem else ""
-            raise BadRewards(
-                f"{reward!r} for completion {i} of {len(problems)}{where}: return a finite number, or None if it does not apply"
-            )
-        out.append(value)
-    return out
 
 
 # ---- the limit -----------------------------------------------------------------------------------------------------

@@ -11,16 +11,16 @@ from typing import Any, NoReturn
 from accelerate.utils import patch_environment
 from datasets import Dataset
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+from trl import ModelConfig, TrlParser, get_quantization_config
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.files import read_json
 from sage_rlvr.models import check_vocabulary, is_adapter, load_model, load_tokenizer, write_whole
 from sage_rlvr.names import OLD, closest, field_flags, near
 from sage_rlvr.provenance import made_with
-from sage_rlvr.tasks import chat_template, get_format, load_task, rows, task_reward
+from sage_rlvr.tasks import chat_template, get_format, rows
 from sage_rlvr.tasks.prompts import continued
-from sage_rlvr.train import data, gone, interrupt, launch, sft, values
+from sage_rlvr.train import adapters, data, gone, interrupt, launch, sft, values
 from sage_rlvr.train.callbacks import HeldOutPassAtK
 from sage_rlvr.train.checkpoint import set_aside
 from sage_rlvr.train.config import SAGEConfig
@@ -41,7 +41,7 @@ UNNAMED = "runs/~unnamed~"  # until task, model and seed are known
 _FREE = re.compile(
     r"output_dir|logging_|log_|disable_tqdm|report_to|run_name|project$|trackio|save_|push_|hub_|resume|dataloader_num|"
     r"dataloader_pin|dataloader_pers|dataloader_pre|local_rank|vllm_(gpu|kv|server|group|tensor|enable|max_model)|held_out|data_dir|"
-    r"reward_timeout"
+    r"reward_timeout|eval_dataset|correct_at"
 )
 
 
@@ -77,6 +77,21 @@ class RunArguments:
             "help": "How an answer is found in a completion: marked (<SOLUTION> or \\boxed), any (also the last number), or "
             "file.py:function. Unless said: as the prompt format does."
         },
+    )
+    holdout: int | None = field(
+        default=None,
+        metadata={
+            "help": "So many rows of --dataset are not trained on, and their pass@k is measured while training. The same rows "
+            "for every seed; 'sage-rlvr eval --dataset … --holdout' samples them."
+        },
+    )
+    eval_dataset: str | None = field(
+        default=None,
+        metadata={"help": "Or your own held-out data, as --dataset; the first held_out_rows of them are measured."},
+    )
+    correct_at: float = field(
+        default=1.0,
+        metadata={"help": "With --reward: a held-out completion is right where its weighted reward is at least this."},
     )
     rows: int | None = field(default=None, metadata={"help": "Only the first rows of the task."})
     within_reach: str | None = field(
@@ -180,6 +195,7 @@ def parse(argv: list[str], read: bool = True) -> tuple[RunArguments, SAGEConfig,
         flag, _, value = strangers[0].removeprefix("--").partition("=")
         raise UserError(gone.instead(flag, value or next(iter(strangers[1:]), None)) or _unknown(flag))
     run, args, model_args = parsed
+    values.check(model_args)
     if read:
         data.prepare(run)
     for f in fields(args):
@@ -222,7 +238,7 @@ def train(argv: list[str], go_on: str | None = None) -> Path:
             raise SystemExit(launch.launch(["train", *argv], config, processes))
     run, args, model_args = parse(argv)
     launch.check_joined(args.world_size, args.device)
-    check_installed(args)
+    check_installed(args, model_args)
     start = _sft_stage(run, args, model_args, go_on) or model_args.model_name_or_path
     if not start:
         raise UserError("no model to train: give --model a Hub id, a folder or a .gguf file.")
@@ -276,7 +292,8 @@ def build(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: s
     text = continued(trained[0], fmt) is not None
     if run.dataset and args.process_index == 0:
         print(data.told(run, len(trained), text, bool(tokenizer.chat_template)))
-    if not text or run.held_out:
+    held_out = list(data.held_out(run, args, trained))
+    if not all(continued(p, fmt) is not None for asked in (trained, *(held for _, held, _ in held_out)) for p in asked):
         tokenizer.chat_template = chat_template(tokenizer, fmt)
     tokenizer.padding_side = "left"
     if args.stop_strings is None:
@@ -298,16 +315,12 @@ def build(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: s
         train_dataset=Dataset.from_list(rows(trained, run.prompt_format)),
         keep_dataset=Dataset.from_list(rows(found, run.prompt_format)) if args.keep_from else None,
         processing_class=tokenizer,
-        peft_config=None if adapter else get_peft_config(model_args),  # an adapter from SFT is trained further
+        peft_config=None if adapter else adapters.lora(model, model_args),  # an adapter from SFT is trained further
     )
     trainer.card_more = data.card(run, len(trained))
-    for name in run.held_out or []:
-        held = load_task(name, run.data_dir, run.held_out_rows, split="test")
-        judge = task_reward(name, run.prompt_format)
-        callback = HeldOutPassAtK(
-            trainer, rows(held, run.prompt_format), judge, run.held_out_every, run.held_out_n, label=name
-        )
-        trainer.add_callback(callback)
+    for name, held, judge in held_out:
+        asked = rows(held, run.prompt_format)
+        trainer.add_callback(HeldOutPassAtK(trainer, asked, judge, run.held_out_every, run.held_out_n, label=name))
     return trainer
 
 
@@ -327,13 +340,22 @@ def _sft_stage(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, go_
     return sft.run_sft(stage, config, go_on=go_on)
 
 
-def check_installed(args: SAGEConfig) -> None:
+def check_installed(args: SAGEConfig, model_args: ModelConfig | None = None) -> None:
     optim = str(getattr(args.optim, "value", args.optim))
     if "8bit" in optim and find_spec("bitsandbytes") is None:
         raise UserError(f"optim={optim} needs bitsandbytes: pip install 'sage-rlvr[gpu]', or set --optim adamw_torch.")
     for tracker in args.report_to or []:
         if tracker not in INTEGRATION_TO_CALLBACK:
             raise UserError(f"report_to={tracker!r} is unknown: {near(tracker, sorted(INTEGRATION_TO_CALLBACK))}.")
+    if model_args and (model_args.load_in_4bit or model_args.load_in_8bit) and find_spec("bitsandbytes") is None:
+        raise UserError(
+            "load_in_4bit and load_in_8bit need bitsandbytes: pip install 'sage-rlvr[gpu]', or leave them out."
+        )
+    if args.eval_strategy != "no":
+        raise UserError(
+            f"eval_strategy={args.eval_strategy.value} is TRL's own evaluation, which train does not use: for held-out pass@k "
+            "write --holdout 100, --eval_dataset FILE or --held_out TASK."
+        )
     if args.use_vllm and find_spec("vllm") is None:
         raise UserError("use_vllm needs vLLM: pip install 'sage-rlvr[vllm]', or set --use_vllm false.")
 
