@@ -19,7 +19,7 @@ from sage_rlvr.evaluate.counts import RIGHT, TaskCounts
 from sage_rlvr.evaluate.results import Estimate, Results, results
 from sage_rlvr.files import read_json
 from sage_rlvr.report.find import EvalRun, Found, TrainRun
-from sage_rlvr.report.standing import standing
+from sage_rlvr.report.standing import standing, unhealthy
 from sage_rlvr.stats.intervals import RESAMPLES
 
 VERSION = 1
@@ -144,6 +144,7 @@ def _train_row(run: TrainRun) -> dict[str, Any]:
         "status": run.status,
         "notes": run.notes,
         "steps": max((r["step"] for r in run.log), default=0),
+        "flags": unhealthy(run.log, settings),
         "settings": settings,
         "about": {k: run.record[k] for k in KNOWN if k in run.record},
     }

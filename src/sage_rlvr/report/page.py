@@ -21,7 +21,7 @@ from sage_rlvr.report.data import finite, page_data
 from sage_rlvr.report.find import Found, find_runs
 from sage_rlvr.stats.intervals import RESAMPLES
 
-LIMIT = 19_000_000  # bytes of the page
+LIMIT = 4_800_000  # bytes of the page: it opens at once, and can be mailed
 SCRIPTS = (
     "parts.js",
     "charts.js",
