@@ -25,7 +25,7 @@ from steady import same, steady, steady_names
 from sage_rlvr.analysis.figures import patterns_figure, perplexity_figure
 from sage_rlvr.analysis.patterns import Frequency, TaskPatterns
 from sage_rlvr.analysis.perplexity import thresholds
-from sage_rlvr.report.style import Figure
+from sage_rlvr.figure_style import Figure
 from sage_rlvr.stats.intervals import Interval, bootstrap_interval
 from sage_rlvr.study.against import MEAN, Standing, Standings, detectable, read_standings
 from sage_rlvr.study.distance import Excess, excesses, like_for_like, read_runs

@@ -27,7 +27,11 @@ DRAWS = 20_000_000  # numbers that compare() may hold for a task
 STATEMENT = 1_500  # characters shown of a problem
 POINTS = 150_000  # of all training curves together, about 2 MB
 NOT_CURVES = {"step", "epoch", "total_flos", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
-MAIN = ("reward", "kl", "kl_ref", "entropy", "grad_norm", "sage/q_mean")
+HELD_OUT = "held_out/"
+MAIN = (  # what a reader asks first: does it learn, does it hold elsewhere, how far did it move, is it healthy
+    "reward", HELD_OUT, "kl_ref", "entropy", "completions/clipped_ratio", "sage/zero_variance_groups", "sage/active",
+    "sage/q_mean", "kl", "grad_norm",
+)  # fmt: skip
 KNOWN = ("machine", "commit", "release")  # of run.json and made.json, where they are there
 
 
@@ -255,9 +259,8 @@ def curves(trains: Sequence[TrainRun], first: int, points: int = POINTS) -> dict
 
 
 def _order(name: str) -> tuple[int, str]:
-    if name in MAIN:
-        return MAIN.index(name), name
-    return len(MAIN) + (not name.startswith("held_out/")), name
+    kind = HELD_OUT if name.startswith(HELD_OUT) else name
+    return MAIN.index(kind) if kind in MAIN else len(MAIN), name
 
 
 def _series(log: Sequence[dict[str, Any]]) -> dict[str, tuple[list[float], list[float]]]:
