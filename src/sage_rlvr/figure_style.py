@@ -81,9 +81,8 @@ def legend(figure: Any, axes: Any) -> None:
     """One for the whole figure, below it; each label once."""
     found = {label: handle for ax in axes.flat for handle, label in zip(*ax.get_legend_handles_labels())}
     if found:
-        columns = max(
-            1, min(4, len(found), 110 // (6 + max(map(len, found))))
-        )  # about 110 characters fit across the page
+        fit = 92 // (6 + max(map(len, found)))  # about 92 characters fit across the page
+        columns = max(1, min(4, len(found), fit))
         figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False)
 
 

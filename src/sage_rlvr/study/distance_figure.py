@@ -31,7 +31,7 @@ def draw_distance(path: str | Path, runs: Sequence[Run], references: Sequence[st
             for i, family in enumerate(others):
                 at = zip(*(_mean(arm, k) for arm in arms[family].values()))
                 ax.plot(*at, label=family, **(line(i) | {"ls": "none"}))
-            ax.set_xlabel("KL to the plain reference, nats a token")
+            ax.set_xlabel("KL to the plain reference, nats per token")
             ax.set_title(f"pass@{k}")
         legend(figure, axes)
         told = "; ".join(f"{f.family} {f.above[n].mean:+.3f}" for f in found)
