@@ -64,7 +64,7 @@ text {{font: 13px system-ui, sans-serif; fill: #1a1d21}} .head {{font-weight: 60
 <text class="head" x="8" y="24">Only k1-reward ends at the solution that the KL penalty promises</text>
 <text class="small" x="8" y="62">KL estimator, and guide:</text>
 {chr(10).join(filter(None, out))}
-<text class="small" x="{WIDE - 24}" y="{high - 8}" text-anchor="end">distance to that solution (total variation); 0 is there</text>
+<text class="small" x="{WIDE - 24}" y="{high - 8}" text-anchor="end">distance to that solution (total variation); 0: there</text>
 </svg>
 """
 
