@@ -83,6 +83,8 @@ def legend(figure: Any, axes: Any) -> None:
     if found:
         fit = 92 // (6 + max(map(len, found)))  # about 92 characters fit across the page
         columns = max(1, min(4, len(found), fit))
+        below = -(-len(found) // columns) - 2  # rows beyond the two that a figure has room for
+        figure.set_figheight(figure.get_figheight() + 0.18 * max(0, below))
         figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False)
 
 
