@@ -1,17 +1,19 @@
 """The blocks of docs/evidence that are made from records: between ``<!-- made: NAME -->`` and ``<!-- /made -->`` nothing is
 written by hand. benchmarks/results.py calls it with each study's facts."""
 
+import html
 import json
 import re
 from pathlib import Path
 from typing import Any
 
-from sage_rlvr.report.style import INK, MARK, Figure, legend, panels, save
+from sage_rlvr.figure_style import INK, MARK, Figure, legend, panels, save
 from sage_rlvr.study.frontier import in_order
 from sage_rlvr.study.frontier_figure import GREY, GUESS
 from sage_rlvr.study.table import markdown, shown
 
-PAGES, STUDIES = Path("docs/evidence"), "studies.json"
+PAGES, HOME, STUDIES = Path("docs/evidence"), Path("docs/index.md"), "studies.json"
+TRACE, TRACED, ASKED, LONG = Path("results/gpu/qwen1.5b/explorer.html"), "tempered-s3/eval", "knights-knaves", 60
 NAMES = {"winner": "verified_own_k1", "best": "rarity", "reference": "GRPO (k3+)"}  # of studies/confirm.yaml
 KINDS = {"coverage": "reward", "rarity": "reward", "entropy_bonus": "loss", "forward_kl": "estimator"}  # others: guides
 ARMS = {
@@ -24,9 +26,10 @@ Facts = dict[str, dict[str, Any]]
 
 
 def evidence_pages(root: Path, facts: Facts) -> dict[Path, bytes]:
-    """Every page of docs/evidence with its blocks made again. A block whose study has no records yet stays as it is."""
+    """The home page and every page of docs/evidence with their blocks made again. A block whose study has no records yet stays
+    as it is."""
     made: dict[Path, bytes] = {}
-    for path in sorted((root / PAGES).glob("*.md")):
+    for path in sorted([*root.glob(str(HOME)), *(root / PAGES).glob("*.md")]):
         text = path.read_text(encoding="utf-8")
 
         def block(found: re.Match[str]) -> str:
@@ -106,7 +109,34 @@ def real_model(_: Path, facts: Facts) -> str | None:
     return markdown(head, body).replace("pass@n", f"pass@{n}")
 
 
-BLOCKS = {"families": families, "verdicts": verdicts, "states": states, "real_model": real_model}
+def tokens(root: Path, _: Facts) -> str | None:
+    """The part of a stored right completion that training moved most, its tokens coloured by log π − log π_ref."""
+    if not (root / TRACE).is_file():
+        return None
+    page = (root / TRACE).read_text(encoding="utf-8")
+
+    def embedded(mark: str) -> Any:
+        found = re.search(rf"<script type=.application/json. {mark}>(.*?)</script>", page, re.DOTALL)
+        return json.loads(found[1]) if found else None
+
+    run = [r["name"] for r in embedded('id="data"')["runs"]].index(TRACED)
+    trace = next(r["trace"] for r in embedded(f'data-samples="{run}"') if r["t"] == ASKED and r["v"] and "trace" in r)
+    words, q = trace["tokens"], trace["q"][-1]
+    shift = [(ref - own) / 1000 for own, ref in zip(trace["surprisal"][-1], trace["ref"][-1])]  # thousandths of a nat
+    starts = [i + 1 for i, word in enumerate(words) if word.rstrip("\n").endswith(".")]  # of sentences
+    first = max((i for i in starts if i < len(words) - LONG), key=lambda i: sum(map(abs, shift[i : i + LONG])))
+    end = max(i for i in starts if i <= first + LONG)
+
+    def span(i: int) -> str:
+        size = sum(abs(shift[i]) >= x for x in (0.05, 0.3, 1.0))
+        kind = f"{'up' if shift[i] > 0 else 'down'}{size}" if size else "still"
+        text = html.escape(words[i]).replace("\n", "↵ ")
+        return f'<span class="{kind}" title="shift {shift[i]:+.2f} nats, q {q[i] / 1000:.2f}">{text}</span>'
+
+    return f'<p class="tokens">{"".join(map(span, range(first, end)))}</p>'
+
+
+BLOCKS = {"families": families, "verdicts": verdicts, "states": states, "real_model": real_model, "tokens": tokens}
 
 
 def verdict_figure(stem: Path, facts: Facts) -> Figure | None:

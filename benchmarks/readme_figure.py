@@ -18,11 +18,12 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from matplotlib import rc_context
 from steady import same, steady_names
 
 from sage_rlvr.evaluate.counts import from_compact
+from sage_rlvr.figure_style import panels
 from sage_rlvr.metrics import pass_at_k
-from sage_rlvr.report.style import panels
 from sage_rlvr.study.records import RUNS
 from sage_rlvr.tasks import load_task
 from sage_rlvr.tasks.countdown_hard import guess
@@ -105,7 +106,8 @@ def draw(points: dict[str, list[Point]], base: tuple[float, float], guessed: flo
         for spine in ax.spines.values():
             spine.set_color(ink)
         out = io.BytesIO()
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+        with rc_context({"svg.fonttype": "path"}):  # GitHub shows it: its letters are drawn, whatever fonts there are
+            figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     return steady_names(out.getvalue())
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from transformers.utils import logging
 
 from sage_rlvr.analysis.page import trace_page
-from sage_rlvr.analysis.style import MARK, Figure, line, panels, save
+from sage_rlvr.figure_style import Figure, line, panels, save
 from sage_rlvr.models import write_whole
 from sage_rlvr.provenance import made_with
 from sage_rlvr.stats.intervals import Interval
@@ -164,7 +164,7 @@ def draw_plane(path: str | Path, rows: list[Row], n: int, said: str) -> Figure:
         ax = axes[0, 0]
         for i, r in enumerate(rows):
             x, y = r.pass_at[1], r.pass_at[n]
-            style = line(i) | {"ls": "none", "marker": MARK[i % len(MARK)], "ms": 5}
+            style = line(i) | {"ls": "none", "ms": 5}
             ends = [np.array([[max(v.mean - v.low, 0)], [max(v.high - v.mean, 0)]]) for v in (y, x)]
             if np.isfinite(ends).all():
                 ax.errorbar(x.mean, y.mean, *ends, elinewidth=0.6, label=r.variant, **style)

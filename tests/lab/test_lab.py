@@ -1,6 +1,8 @@
 """The lab: where descent ends, against the closed forms; and each check's ability to fail."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ def measured():
     return page.distances(seed=0)
 
 
+IMAGES = Path(__file__).parents[2] / "docs" / "img"
 GUIDES = ["none", "branch", "token", "tempered", "random"]
 PAST_ONLY = ["none", "branch", "tempered", "random"]
 
@@ -183,9 +186,20 @@ def test_the_verb_prints_the_table_and_writes_what_it_says(tmp_path, capsys):
     record = json.loads((tmp_path / "lab" / "lab.json").read_text())
     assert record["distances"]["k3"]["branch"] > 0.05
     assert len(record["checks"]) == 12
-    for name in ("estimators", "kl_directions"):
-        assert (tmp_path / "lab" / f"{name}.svg").read_text().lstrip().startswith("<?xml")
-        assert (tmp_path / "lab" / f"{name}.png").stat().st_size > 10_000
+    assert (tmp_path / "lab" / "estimators.svg").read_text() == figures.distance_figure(record["distances"])
+
+
+def test_the_committed_figure_is_that_of_the_committed_numbers_and_its_dots_lie_at_them():
+    final = json.loads((IMAGES / "lab.json").read_text())["distances"]
+    drawn = (IMAGES / "estimators.svg").read_text()
+    assert drawn == figures.distance_figure(final)
+    at = [float(x) for x in re.findall(r'class="branch" d="[^"]*" transform="translate\(([\d.]+) ', drawn)][
+        :-1
+    ]  # the key's
+    told = [final[row]["branch"] for row in ("k3", "k2", "forward-value", "k1-reward", "k1-reward, to_go")]
+    assert len(at) == len(told)  # forward ends where k3 does, k3+ where k2 does
+    zero, quarter = (float(re.search(rf'<text x="([\d.]+)"[^>]*>{x}</text>', drawn)[1]) for x in ("0.00", "0.25"))
+    assert [0.25 * (x - zero) / (quarter - zero) for x in at] == pytest.approx(told, abs=1e-4)
 
 
 def test_an_unwritable_folder_is_a_sentence(tmp_path, capsys):

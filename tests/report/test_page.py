@@ -197,6 +197,7 @@ def test_training_curves_are_all_there(opened):
         "Held out: aime/pass@1",
     ):
         assert any(title in t for t in titles)
+    assert titles[:2] == ["Training reward", "Held out: aime/pass@1"]  # what a reader asks first
 
 
 def test_support_agrees_with_evaluate_and_opens_the_explorer(opened, root):

@@ -94,7 +94,9 @@ def group(moves, seeds=3, k=8):
     for name in NAMES:
         own = [[(low + high) / 2, low, high] for low, high in moves.get(name, ((-0.1, 0.1),) * 2)]
         minus = {ref: {1: own[0], k: own[1]} for ref in ("base", "GRPO")}
-        rows.append({"pass": {1: own[0], k: own[1]}, "ticks": {1: [0.0] * seeds}, "minus": minus, "judged": minus})
+        rows.append(
+            {"pass": {1: own[0], k: own[1]}, "ticks": {1: [0.0] * seeds}, "minus": minus, "judged": minus, "flags": []}
+        )
     return {"k": k, "rows": rows}
 
 
@@ -119,6 +121,20 @@ def test_verdicts(moves, seeds, wanted):
     assert said.count(". ") <= 1  # two sentences at most
 
 
+@pytest.mark.parametrize(
+    ("moves", "wanted"),
+    [
+        ({"a": (UP, UP), "b": (UP, UP)}, " So is b; flagged: b (truncated)."),
+        ({"a": (NO, NO), "b": (UP, UP)}, " Flagged: b (truncated)."),
+        ({"a": (UP, NO), "b": (UP, DOWN)}, " Against it, pass@1 is higher for a, b (flagged); pass@8 is lower for b."),
+    ],
+)
+def test_a_gain_of_a_broken_run_is_never_told_without_its_flag(moves, wanted):
+    numbers = group(moves)
+    numbers["rows"][NAMES.index("b")]["flags"] = ["truncated"]
+    assert " ".join(verdict(NAMES, "GRPO", 1, numbers)).endswith(wanted)
+
+
 def test_more_variants_make_the_verdict_stricter(study, first):
     for row in first["groups"]["toy"]["rows"][1:2]:
         plain, strict = (np.diff(row[which]["GRPO"][N][1:])[0] for which in ("minus", "judged"))
@@ -139,9 +155,12 @@ def test_grpo_is_found_by_its_settings_where_no_name_says_so(tmp_path):
     ("settings", "words"),
     [
         ({"beta": 0.0}, "no KL"),
-        ({"guide": "none", "beta": 0.05, "advantage": "group"}, "π_ref, k3, β 0.05"),
-        ({"guide": "branch", "beta": 0.1, "anchor_estimator": "k1-reward"}, "branch guide, k1-reward, β 0.1"),
-        ({"guide": "none", "beta": 0.05, "advantage": ["rarity", "focal"]}, "π_ref, k3, β 0.05; rarity; focal"),
+        ({"guide": "none", "beta": 0.05, "advantage": "group"}, "KL to π_ref (k3), β 0.05"),
+        ({"guide": "branch", "beta": 0.1, "anchor_estimator": "k1-reward"}, "KL to branch q·π_ref (k1-reward), β 0.1"),
+        (
+            {"guide": "none", "beta": 0.05, "advantage": ["rarity", "focal"]},
+            "KL to π_ref (k3), β 0.05; rarity + focal advantage",
+        ),
     ],
 )
 def test_words(settings, words):
@@ -187,15 +206,38 @@ def test_the_page_says_the_verdict_of_the_records(study, first, tmp_path):
                 label,
             )
             assert b.text("#first .answer") == " ".join(x for x in first["groups"]["toy"]["verdict"][ref] if x)
-            excluded = [r["minus"].get(ref, {}).get(k) for r in rows for k in (1, N)]
-            filled = sum(x is not None and (x[1] > 0 or x[2] < 0) for x in excluded)
-            assert len(b.all("#first .dot .full")) == filled
+            shown = [(r["minus"][ref][k], len(r["ticks"][k])) for r in rows if ref in r["minus"] for k in (1, N)]
+            assert len(b.all("#first .dot .full")) == sum(t[1] > 0 or t[2] < 0 for t, _ in shown)
+            assert len(b.all("#first .dot .seed")) == sum(seeds for _, seeds in shown if seeds > 1)
+            for dot, ticks in b.js(
+                "return [...document.querySelectorAll('#first .dot')].map((d) => [d.querySelector('circle').cx.baseVal.value,"
+                " [...d.querySelectorAll('.seed')].map((s) => s.x1.baseVal.value)])"
+            ):
+                assert not ticks or np.mean(ticks) == pytest.approx(dot, abs=0.1)
         names = b.js(
             "return [...document.querySelectorAll('#first tbody th bdi:first-of-type')].map((x) => x.textContent)"
         )
         assert [n for n in names if n in ("base", "low", "grpo", "better")] == ["base", "low", "grpo", "better"]
-        assert b.js("return document.querySelector('#first .beside').getBoundingClientRect().bottom") < 900
+        assert b.js("return document.querySelector('#first').getBoundingClientRect().bottom") < 900
         assert "too few" not in b.text("#first h1")
+        assert "✓" not in b.text("#overview table")  # "low" lost reward: a finished run need not be a good one
+        grid = "return [...document.querySelectorAll('#first canvas')].map((c) => [c.width, c.parentNode.clientWidth])"
+        width, room = b.wait(f"{grid}.find(([w]) => w > 300)")
+        assert width <= room  # every problem is in view
+
+        b.open(build_report(study / "base", tmp_path / "one.html", resamples=50))  # an evaluation alone
+        assert b.text("#first .answer").endswith("There is nothing to compare it with.")
+        assert b.js("return document.querySelectorAll('#first .plane, #first .dot').length") == 0
+        own = table(study, "base", N)
+        said = b.wait("return document.querySelector('#first .support figcaption').textContent")
+        assert f"solves {(own > 0).sum()} of {PROBLEMS} problems" in said
         assert b.errors() == []
     finally:
         b.close()
+
+
+def test_a_page_of_25_runs_and_1000_problems_is_under_5_mb(tmp_path):
+    for i in range(25):
+        write_store(tmp_path / "runs" / f"run-{i:02d}", {"toy": [0.001 * p for p in range(1000)]}, n=1, words=60)
+    page = build_report(tmp_path / "runs", tmp_path / "out.html", resamples=50)
+    assert 1_000_000 < page.stat().st_size < 5_000_000

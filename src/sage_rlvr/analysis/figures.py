@@ -9,8 +9,8 @@ import numpy as np
 from sage_rlvr.analysis.dynamics import Dynamics, smoothed
 from sage_rlvr.analysis.grid import Grid
 from sage_rlvr.analysis.patterns import TaskPatterns
-from sage_rlvr.analysis.style import INK, Figure, legend, line, log_scale, panels, save
 from sage_rlvr.analysis.support import TaskSupport
+from sage_rlvr.figure_style import INK, Figure, legend, line, log_scale, panels, save, whole_steps
 
 HATCH = ("", "//", "..", "xx", "\\\\", "++", "oo", "--")
 
@@ -19,7 +19,10 @@ def patterns_figure(found: Mapping[str, Mapping[str, TaskPatterns]], path: Path)
     """``found[run][task]``: bars a pattern, one a run, a panel a task. A run has its place and its colour in every panel."""
     tasks = list(dict.fromkeys(t for by in found.values() for t in by))
     said = []
-    with panels(len(tasks), width=4.4) as (figure, axes):
+    columns = min(2, len(tasks))
+    with panels(columns, -(-len(tasks) // columns), width=4.4) as (figure, axes):
+        for ax in axes.flat[len(tasks) :]:
+            ax.set_visible(False)
         for ax, task in zip(axes.flat, tasks):
             runs = [(i, run, by[task]) for i, (run, by) in enumerate(found.items()) if task in by]
             names = list(dict.fromkeys(n for *_, t in runs for n in t.frequency))
@@ -119,12 +122,13 @@ def support_figure(found: Mapping[str, Mapping[str, TaskSupport]], path: Path) -
 def dynamics_figure(found: Mapping[str, Dynamics], path: Path) -> Figure:
     """Reward and held-out pass@1, gradient norm, entropy, KL shaped and plain, q: a panel each, a line a run."""
     plots = ("reward", "grad_norm", "entropy", "kl", "kl_ref", "sage/q_mean")
-    with panels(3, 2, height=2.6) as (figure, axes):
+    with panels(2, 3, height=2.6) as (figure, axes):
         for ax, name in zip(axes.flat, plots):
             for i, (run, d) in enumerate(found.items()):
                 if series := d.curves.get(name):
                     draw_series(ax, series, run, i)
-            ax.set(title="reward, and held-out pass@1 (markers)" if name == "reward" else name, xlabel="step")
+            ax.set_title("reward, and held-out pass@1 (markers)" if name == "reward" else name)
+            whole_steps(ax.xaxis)
         for i, (_, d) in enumerate(found.items()):
             for name, series in d.held_out.items():
                 if name.split("/")[-1] == "pass@1":

@@ -20,11 +20,11 @@ from sage_rlvr.analysis.patterns import chosen_patterns, patterns
 from sage_rlvr.analysis.perplexity import perplexity, tails, thresholds
 from sage_rlvr.analysis.records import training_of
 from sage_rlvr.analysis.scoring import source_of
-from sage_rlvr.analysis.style import Figure
 from sage_rlvr.analysis.support import support
 from sage_rlvr.analysis.trace import Traced, trace
 from sage_rlvr.analysis.verdicts import read_verdicts
 from sage_rlvr.errors import UserError
+from sage_rlvr.figure_style import Figure
 from sage_rlvr.grid import Grid
 from sage_rlvr.names import near
 from sage_rlvr.store import SampleStore

@@ -1,14 +1,10 @@
 """pass@k over k, with bands: one panel a task, one line a run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-# Lightness, dash and marker all part the lines, so that they do so in greyscale too.
-_INK = ("#11304d", "#c55a11", "#5f9e4a", "#8d6bb0", "#5c5c5c", "#d19a00", "#2a9d9d", "#a83250")
-_DASH = ("-", "--", "-.", ":")
-_MARK = ("o", "s", "^", "D", "v", "P", "X", "*")
+from sage_rlvr.figure_style import Figure, legend, line, log_scale, panels, save
 
 
 class Point(Protocol):
@@ -19,63 +15,35 @@ class Point(Protocol):
     high: Any
 
 
-@dataclass(frozen=True)
-class Figure:
-    files: list[Path]  # SVG and PNG
-    description: str  # for alt-text
-
-
 def pass_at_k_figure(
     curves: Mapping[str, Mapping[str, Mapping[int, Point]]], path: str | Path, level: float = 0.95
 ) -> Figure:
     """``curves[run][panel][k]``. Panels appear in the order in which runs name them; a run may lack some."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
-    panels = list(dict.fromkeys(p for run in curves.values() for p in run))
-    across = len(panels) if len(panels) <= 4 else 3
-    down = -(-len(panels) // across)
-    # SVG ids are random unless salted; with a salt and no date the same numbers give the same file
-    with matplotlib.rc_context({"svg.hashsalt": "sage-rlvr", "text.parse_math": False}):
-        figure, grid = pyplot.subplots(
-            down, across, figsize=(3.4 * across, 3 * down + 0.5), squeeze=False, layout="constrained"
-        )
-        for ax, panel in zip(grid.flat, panels):
+    names = list(dict.fromkeys(p for run in curves.values() for p in run))
+    across = min(2, len(names))
+    with panels(across, -(-len(names) // across)) as (figure, grid):
+        for ax, panel in zip(grid.flat, names):
             for i, (run, by_panel) in enumerate(curves.items()):
                 if by_panel.get(panel):
-                    _line(ax, run, by_panel[panel], i)
+                    _draw(ax, run, by_panel[panel], line(i))
             ks = sorted({k for run in curves.values() for k in run.get(panel, {})})
             ax.set_xscale("log", base=2)
-            ax.xaxis.set_major_locator(FixedLocator(ks[:: -(-len(ks) // 9)]))
-            ax.xaxis.set_minor_locator(NullLocator())
-            ax.xaxis.set_major_formatter(FuncFormatter(lambda k, _: f"{k:g}"))
-            ax.set(title=panel, xlabel="k (samples a problem)", ylim=(0, 1.02))
-            ax.spines[["top", "right"]].set_visible(False)
-            ax.grid(alpha=0.25)
-        for ax in grid.flat[len(panels) :]:
+            log_scale(ax.xaxis, ks[:: -(-len(ks) // 9)])
+            ax.set(title=panel, xlabel="k (samples per problem)")
+        for ax in grid.flat[len(names) :]:
             ax.set_visible(False)
         for ax in grid[:, 0]:
             ax.set_ylabel("pass@k")
-        lines = {label: line for ax in grid.flat for line, label in zip(*ax.get_legend_handles_labels())}
-        figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=min(4, len(lines)), frameon=False)
-        files = [Path(path).with_suffix(s) for s in (".svg", ".png")]
-        for file in files:
-            figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
-        pyplot.close(figure)
-    return Figure(files, describe(curves, level))
+        legend(figure, grid)
+        return save(figure, path, describe(curves, level))
 
 
-def _line(ax: Any, run: str, points: Mapping[int, Point], i: int) -> None:
+def _draw(ax: Any, run: str, points: Mapping[int, Point], style: dict[str, Any]) -> None:
     ks = sorted(points)
-    ink, dash, mark = _INK[i % len(_INK)], _DASH[i % len(_DASH)], _MARK[i % len(_MARK)]
-    ax.plot(ks, [points[k].value for k in ks], color=ink, ls=dash, marker=mark, ms=3.5, lw=1.6, label=run)
+    ax.plot(ks, [points[k].value for k in ks], label=run, **style)
     banded = [k for k in ks if points[k].low is not None and points[k].low == points[k].low]
-    ax.fill_between(
-        banded, [points[k].low for k in banded], [points[k].high for k in banded], color=ink, alpha=0.12, lw=0
-    )
+    low, high = [points[k].low for k in banded], [points[k].high for k in banded]
+    ax.fill_between(banded, low, high, color=style["color"], alpha=0.12, lw=0)
 
 
 def describe(curves: Mapping[str, Mapping[str, Mapping[int, Point]]], level: float) -> str:

@@ -75,7 +75,6 @@ def _write(console: Console, folder: Path, texts: dict[str, str], curves: Curves
         for name, text in texts.items():
             (folder / name).write_text(text)
         figure = figures.pass_at_k_figure(curves, folder / "pass_at_k", level)
-        (folder / "pass_at_k.txt").write_text(figure.description + "\n")  # the alternative text
     except OSError as e:
         raise UserError(f"--out {folder}: cannot write there ({e.strerror}); name a folder you can write to.") from e
     written = [*(str(folder / name) for name in texts), *map(str, figure.files)]

@@ -1,10 +1,9 @@
-"""``sage-rlvr lab``: the table of estimators, the checks of the theory, two figures, and the same as JSON."""
+"""``sage-rlvr lab``: the table of estimators, the checks of the theory, a figure, and the same as JSON."""
 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -36,7 +35,6 @@ class Distances:
     """Total variation to each guide's own target, and how far the guide moves that target from Eq. 2."""
 
     final: dict[str, dict[str, float]]  # [row][guide]
-    curves: dict[str, dict[str, list[float]]]  # [guide][row], step by step
     moved: dict[str, float]  # [guide]
     inert: dict[str, dict[str, float]]  # [row][guide]: distance between this guide's end and no guide's
 
@@ -46,21 +44,15 @@ def distances(seed: int = 0, steps: int = STEPS, progress: Progress | None = Non
     log_q = theory.held_log_q(world)
     arms = [Arm(e, q, credit, f"{row}|{g}") for row, (e, credit, _) in ROWS.items() for g, q in log_q.items()]
     target = {g: solutions.sage(world, theory.BETA, q) for g, q in log_q.items()}
-    targets = torch.stack([target[a.label.split("|")[1]] for a in arms])
-    path: list[Tensor] = []
     bar = progress.add_task("descent under every estimator", total=steps) if progress else None
 
     def watch(step: int, logits: Tensor) -> None:
-        path.append(solutions.total_variation(world.probs(logits), targets))
         if progress and bar is not None:
             progress.update(bar, completed=step)
 
     ends = dict(zip([a.label for a in arms], world.probs(train(world, arms, theory.BETA, steps=steps, watch=watch))))
-    table = torch.stack(path)  # (steps + 1, arms)
-    curve = {a.label: table[:, i].tolist() for i, a in enumerate(arms)}
     return Distances(
-        final={r: {g: curve[f"{r}|{g}"][-1] for g in log_q} for r in ROWS},
-        curves={g: {r: curve[f"{r}|{g}"] for r in ROWS} for g in log_q},
+        final={r: {g: float(solutions.total_variation(ends[f"{r}|{g}"], target[g])) for g in log_q} for r in ROWS},
         moved={g: float(solutions.total_variation(target[g], target["none"])) for g in log_q},
         inert={
             r: {g: float(solutions.total_variation(ends[f"{r}|{g}"], ends[f"{r}|none"])) for g in log_q} for r in ROWS
@@ -108,11 +100,11 @@ def show(out: str, seed: int = 0) -> bool:
             "[green]yes[/]" if check.holds else "[bold red]NO[/]", escape(check.statement), escape(check.measured)
         )
     console.print(table)
-    written = figures.distance_figure(d.curves, folder / "estimators") + figures.kl_figure(folder / "kl_directions")
+    (folder / "estimators.svg").write_text(figures.distance_figure(d.final), encoding="utf-8")
     record = {"seed": seed, "beta": theory.BETA, "steps": STEPS, "distances": d.final, "guide_moves_target": d.moved}
     record |= {"guide_against_none": d.inert, "checks": [asdict(c) for c in results]}
     (folder / "lab.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     (folder / "playground.html").write_text(playground(), encoding="utf-8")
-    written += [folder / "lab.json", folder / "playground.html"]
+    written = [folder / name for name in ("estimators.svg", "lab.json", "playground.html")]
     console.print("written: " + ", ".join(map(str, written)), soft_wrap=True)
     return all(c.holds for c in results)

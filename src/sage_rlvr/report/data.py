@@ -19,7 +19,7 @@ from sage_rlvr.evaluate.counts import RIGHT, TaskCounts
 from sage_rlvr.evaluate.results import Estimate, Results, results
 from sage_rlvr.files import read_json
 from sage_rlvr.report.find import EvalRun, Found, TrainRun
-from sage_rlvr.report.standing import standing
+from sage_rlvr.report.standing import standing, unhealthy
 from sage_rlvr.stats.intervals import RESAMPLES
 
 VERSION = 1
@@ -27,7 +27,11 @@ DRAWS = 20_000_000  # numbers that compare() may hold for a task
 STATEMENT = 1_500  # characters shown of a problem
 POINTS = 150_000  # of all training curves together, about 2 MB
 NOT_CURVES = {"step", "epoch", "total_flos", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
-MAIN = ("reward", "kl", "kl_ref", "entropy", "grad_norm", "sage/q_mean")
+HELD_OUT = "held_out/"
+MAIN = (  # what a reader asks first: does it learn, does it hold elsewhere, how far did it move, is it healthy
+    "reward", HELD_OUT, "kl_ref", "entropy", "completions/clipped_ratio", "sage/zero_variance_groups", "sage/active",
+    "sage/q_mean", "kl", "grad_norm",
+)  # fmt: skip
 KNOWN = ("machine", "commit", "release")  # of run.json and made.json, where they are there
 
 
@@ -159,6 +163,7 @@ def _train_row(run: TrainRun) -> dict[str, Any]:
         "status": run.status,
         "notes": run.notes,
         "steps": max((r["step"] for r in run.log), default=0),
+        "flags": unhealthy(run.log, settings),
         "settings": settings,
         "about": {k: run.record[k] for k in KNOWN if k in run.record},
     }
@@ -269,9 +274,8 @@ def curves(trains: Sequence[TrainRun], first: int, points: int = POINTS) -> dict
 
 
 def _order(name: str) -> tuple[int, str]:
-    if name in MAIN:
-        return MAIN.index(name), name
-    return len(MAIN) + (not name.startswith("held_out/")), name
+    kind = HELD_OUT if name.startswith(HELD_OUT) else name
+    return MAIN.index(kind) if kind in MAIN else len(MAIN), name
 
 
 def _series(log: Sequence[dict[str, Any]]) -> dict[str, tuple[list[float], list[float]]]:

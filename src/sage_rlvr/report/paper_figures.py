@@ -12,9 +12,9 @@ from sage_rlvr.analysis.perplexity import perplexity
 from sage_rlvr.analysis.records import training_of
 from sage_rlvr.analysis.scoring import source_of
 from sage_rlvr.evaluate.results import Estimate, results
+from sage_rlvr.figure_style import PAPER, Figure, legend, line, log_scale, panels, save, whole_steps
 from sage_rlvr.report import paper
 from sage_rlvr.report.runs import Runs, model_name
-from sage_rlvr.report.style import PAPER, Figure, legend, line, log_scale, panels, save
 
 Drawn = tuple[Figure | None, dict[str, Any]]
 Curve = Mapping[int, Estimate]
@@ -33,14 +33,18 @@ def figure2(runs: Runs, path: Path) -> Drawn:
     if not found:
         return None, {}
     said = []
-    with panels(len(found), sharey=True) as (figure, axes):
+    columns = min(2, len(found))
+    with panels(columns, -(-len(found) // columns), sharey=True) as (figure, axes):
+        for ax in axes.flat[len(found) :]:
+            ax.set_visible(False)
         for ax, (row, d) in zip(axes.flat, found.items()):
             if "reward" in d.curves:
                 draw_series(ax, d.curves["reward"], "training reward", 0)
             ones = {name: s for name, s in d.held_out.items() if name.endswith("pass@1")}
             for i, (name, series) in enumerate(ones.items(), start=1):
                 ax.plot(*zip(*series), label=f"held-out {name}", **line(i))
-            ax.set(title=row, xlabel="step", ylim=(0, 1))
+            ax.set_title(row)
+            whole_steps(ax.xaxis)
             o = d.overfit
             said.append(
                 f"{row}: held-out pass@1 peaks at {o['peak']['held_out']:.3f} (step {o['peak']['step']}) and ends at "
@@ -88,7 +92,7 @@ def _pass_figure(
     if not titles:
         return None, {}
     rows = list(dict.fromkeys([r for by in curves.values() for r in by] + [r for by in points.values() for r in by]))
-    across = min(len(titles), 3)
+    across = min(len(titles), 2)
     said = []
     with panels(across, -(-len(titles) // across)) as (figure, axes):
         for ax, title in zip(axes.flat, titles):
@@ -105,7 +109,7 @@ def _pass_figure(
             ks = sorted({k for by in (curves.get(title, {}), points.get(title, {})) for c in by.values() for k in c})
             ax.set_xscale("log", base=2)
             log_scale(ax.xaxis, ks[:: -(-len(ks) // 9)])
-            ax.set(title=title, xlabel="k (samples a problem)", ylim=(0, 1.02))
+            ax.set(title=title, xlabel="k (samples per problem)")
         for ax in axes.flat[len(titles) :]:
             ax.set_visible(False)
         axes[0, 0].set_ylabel("pass@k")
@@ -145,11 +149,7 @@ def figure5(runs: Runs, path: Path) -> Drawn:
     """No run behind it: two fits to a mixture."""
     from sage_rlvr.lab.figures import kl_figure
 
-    said = (
-        "A Gaussian fitted to a mixture of two: under reverse KL it sits on one bump, under forward KL it covers both."
-    )
-    path.with_name(path.name + ".txt").write_text(said + "\n", encoding="utf-8")
-    return Figure(kl_figure(path), said), {}
+    return kl_figure(path), {}
 
 
 def figure6(runs: Runs, path: Path) -> Drawn:

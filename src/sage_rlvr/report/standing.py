@@ -136,18 +136,17 @@ def _is_grpo(settings: dict[str, Any]) -> bool:
 
 
 def anchor_words(settings: dict[str, Any]) -> str:
-    """Anchor and advantage in words: "branch guide, k3, β 0.05; rarity"."""
+    """Anchor and advantage in words: "KL to branch q·π_ref (k3), β 0.05; rarity advantage"."""
     guide, beta = settings.get("guide") or "none", settings.get("beta")
     ways = settings.get("advantage") or []
     ways = [way for way in ([ways] if isinstance(ways, str) else list(ways)) if way != "group"]  # TRL's own: not said
     if not beta:
         anchor = "no KL"
     else:
-        what = "π_ref" if guide == "none" else f"{guide} guide"
-        anchor = (
-            f"{what}, {settings.get('anchor_estimator') or 'k3'}, β {beta:g}" if isinstance(beta, int | float) else what
-        )
-    return "; ".join([anchor, *map(str, ways)])
+        what = "π_ref" if guide == "none" else f"{guide} q·π_ref"
+        size = f"{beta:g}" if isinstance(beta, int | float) else str(beta)
+        anchor = f"KL to {what} ({settings.get('anchor_estimator') or 'k3'}), β {size}"
+    return "; ".join([anchor, *([f"{' + '.join(map(str, ways))} advantage"] if ways else [])])
 
 
 # ---- numbers -------------------------------------------------------------------------------------------------------
@@ -262,12 +261,15 @@ def verdict(names: Sequence[str], ref: str, at: int, group: dict[str, Any]) -> l
     if better:
         best = max(better, key=lambda i: rows[i]["minus"][ref][k][0])
         gains = ", ".join(f"pass@{x} {_signed(rows[best]['minus'][ref][x])}" for x in dict.fromkeys((1, k)))
-        more = (
-            f" So {'is' if len(better) == 2 else 'are'} {', '.join(names[i] for i in better if i != best)}."
-            if len(better) > 1
-            else ""
-        )
-        return [f"{names[best]} is better than {what} on both numbers: {gains}.", more.strip()]
+        also = [names[i] for i in better if i != best]
+        more = [f"so {'is' if len(also) == 1 else 'are'} {', '.join(also)}"] if also else []
+        broken = [f"{names[i]} ({', '.join(rows[i]['flags'])})" for i in better if rows[i]["flags"]]
+        more += [f"flagged: {', '.join(broken)}"] if broken else []
+        second = "; ".join(more)
+        return [
+            f"{names[best]} is better than {what} on both numbers: {gains}.",
+            f"{second[:1].upper()}{second[1:]}." if second else "",
+        ]
     return [
         f"No variant is better than {what} on both pass@1 and pass@{k}.",
         _moves(names, rows, others, ref, "judged", k, "Against it, "),
@@ -275,11 +277,15 @@ def verdict(names: Sequence[str], ref: str, at: int, group: dict[str, Any]) -> l
 
 
 def _moves(names: Sequence[str], rows: list[Any], others: list[int], ref: str, which: str, k: int, lead: str) -> str:
-    """Which variants' intervals exclude 0, in one sentence."""
+    """Which variants' intervals exclude 0, in one sentence. A gain of a run with a health flag is never told without it."""
     said = []
     for x in dict.fromkeys((1, k)):
         for word, side in (("higher", 1), ("lower", -1)):
-            moved = [names[i] for i in others if _side(Interval(*rows[i][which][ref][x])) == side]
+            moved = [
+                names[i] + " (flagged)" * (side > 0 and bool(rows[i]["flags"]))
+                for i in others
+                if _side(Interval(*rows[i][which][ref][x])) == side
+            ]
             if moved:
                 said.append(f"pass@{x} is {word} for {', '.join(moved)}")
     return f"{lead}{'; '.join(said) or 'no difference is detected'}."

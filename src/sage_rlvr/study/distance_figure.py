@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sage_rlvr.report.style import MARK, Figure, legend, line, panels, save
+from sage_rlvr.figure_style import Figure, legend, line, panels, save
 from sage_rlvr.study.distance import Excess, Run, curve_at
 from sage_rlvr.study.frontier_figure import GREY
 
@@ -29,11 +29,9 @@ def draw_distance(path: str | Path, runs: Sequence[Run], references: Sequence[st
                     grid, curve_at(own[reference], k, grid), dashes, color=GREY, lw=1.2, label=f"{reference}, each run"
                 )
             for i, family in enumerate(others):
-                style = (
-                    line(i) | {"ls": "none"} | ({"mfc": "none"} if i >= len(MARK) else {})
-                )  # the second round is hollow
-                ax.plot(*zip(*(_mean(arm, k) for arm in arms[family].values())), label=family, **style)
-            ax.set_xlabel("KL to the plain reference, nats a token")
+                at = zip(*(_mean(arm, k) for arm in arms[family].values()))
+                ax.plot(*at, label=family, **(line(i) | {"ls": "none"}))
+            ax.set_xlabel("KL to the plain reference, nats per token")
             ax.set_title(f"pass@{k}")
         legend(figure, axes)
         told = "; ".join(f"{f.family} {f.above[n].mean:+.3f}" for f in found)

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from sage_rlvr.report.style import INK, MARK, Figure, legend, line, panels, save
+from sage_rlvr.figure_style import INK, Figure, legend, line, panels, save
 from sage_rlvr.study.frontier import Frontier, in_order
 from sage_rlvr.study.matched import Matched
 
-COLUMNS = 4
+COLUMNS = 2
 GREY = "#8a8a8a"
 GUESS = "#a83250"
 
@@ -68,8 +68,6 @@ def _single(ax: Any, points: Sequence[Matched]) -> None:
     for i, p in enumerate(points):
         style = line(i + 2)
         style.pop("ls"), style.pop("lw")
-        if i >= len(MARK) - 2:
-            style["mfc"] = "none"  # the second round of colours is hollow
         _cross(ax, [p], style, p.variant)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from sage_rlvr.evaluate.counts import TaskCounts, counts_of
+from sage_rlvr.figure_style import Figure, legend, line, panels, save, whole_steps
 from sage_rlvr.files import read_lines
 from sage_rlvr.metrics import support_metrics
-from sage_rlvr.report.style import MARK, Figure, legend, line, panels, save
 from sage_rlvr.study.plan import read_folder
 from sage_rlvr.study.run import finished_runs
 from sage_rlvr.study.table import common_problems
@@ -74,9 +74,8 @@ def draw_curves(path: str | Path, curves: Curves, names: dict[str, str]) -> Figu
             for i, (variant, logged) in enumerate(curves.items()):
                 if name in logged:
                     steps, values = zip(*logged[name])
-                    style = line(i) | ({"mfc": "none"} if i >= len(MARK) else {})  # the second round is hollow
-                    ax.plot(steps, values, label=variant, markevery=max(1, len(steps) // 6), **style)
-            ax.set_xlabel("step")
+                    ax.plot(steps, values, label=variant, markevery=max(1, len(steps) // 6), **line(i))
+            whole_steps(ax.xaxis)
             ax.set_title(title)
         legend(figure, axes)
         told = f"{' and '.join(names.values())} over training, means over seeds: {', '.join(curves)}."

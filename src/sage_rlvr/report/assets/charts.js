@@ -9,7 +9,7 @@ function faded(hex, alpha) {
 }
 
 /**
- * spec: {x: name, short, log2, y: [low, high] or null, lines: [{run, label, x: [], y: [], low, high, tint}], bands, sync, format}
+ * spec: {x: name, short, log2, within: [low, high] the values cannot leave, or null, lines: [{run, label, x: [], y: [], low, high, tint}], bands, sync, format}
  * Gives a <figure>; draw(spec) again changes it in place.
  */
 class Chart {
@@ -90,6 +90,7 @@ class Chart {
       ? { time: false, distr: 3, log: 2 }
       : { time: false, range: this.xs.length === 1 ? [this.xs[0] - 1, this.xs[0] + 1] : undefined };
     if (spec.log2) x.range = () => [1, Math.max(2, this.xs[this.xs.length - 1])];
+    const counts = this.lines.every((line) => line.y.every((y) => y === null || Number.isInteger(y)));
     const options = {
       width: this.box.clientWidth,
       height: spec.height || 260,
@@ -97,7 +98,7 @@ class Chart {
       bands,
       legend: { show: false },
       padding: [10, 14, 0, 0],
-      scales: { x, y: spec.y ? { range: () => spec.y } : {} },
+      scales: { x, y: spec.within ? { range: (u, low, high) => padded(low, high, spec.within) } : {} },
       axes: [
         {
           ...axis,
@@ -111,9 +112,9 @@ class Chart {
                 values: (u, v) => v.map((k) => (k === null ? "" : String(k))),
                 filter: (u, v) => v,
               }
-            : {}),
+            : { incrs: WHOLE }),
         },
-        { ...axis, size: 52, values: (u, v) => v.map(brief) },
+        { ...axis, size: 52, values: (u, v) => v.map(brief), ...(counts ? { incrs: WHOLE } : {}) },
       ],
       cursor: {
         drag: { x: false, y: false },
@@ -172,6 +173,15 @@ class Chart {
     const head = [this.spec.short || this.spec.x, ...this.lines.map((line) => line.label)];
     return [head, this.xs.map((x, i) => [brief(x), ...this.lines.map((line) => this.said(line, i))])];
   }
+}
+
+/** Distances of ticks for steps and counts: nothing lies between two of them. */
+const WHOLE = [0, 1, 2, 3, 4, 5, 6, 7, 8].flatMap((e) => [1, 2, 5].map((m) => m * 10 ** e));
+
+/** The range of the data with a little air, inside what is possible. */
+function padded(low, high, [least, most]) {
+  const air = Math.max(0.01, 0.08 * (high - low));
+  return [Math.max(least, low - air), Math.min(most, high + air)];
 }
 
 function powers(top) {

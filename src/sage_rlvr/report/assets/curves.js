@@ -32,7 +32,7 @@ function passCurves() {
       x: "k (samples drawn)",
       short: "k",
       log2: true,
-      y: [0, 1],
+      within: [0, 1],
       lines,
       bands: state.bands && lines.length <= 12,
       format: share,
@@ -87,11 +87,14 @@ function passCurves() {
 
 const TITLES = {
   reward: "Training reward",
-  kl: "KL, shaped anchor (kl)",
   kl_ref: "KL, plain reference (kl_ref)",
   entropy: "Entropy (nats per token)",
-  grad_norm: "Gradient norm",
+  "completions/clipped_ratio": "Truncated completions (share)",
+  "sage/zero_variance_groups": "Groups without variance (share)",
+  "sage/active": "Guide: tokens with q ≠ 1 (share)",
   "sage/q_mean": "Guide: mean q",
+  kl: "KL, shaped anchor (kl)",
+  grad_norm: "Gradient norm",
 };
 
 function trainingCurves() {

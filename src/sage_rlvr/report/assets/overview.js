@@ -68,7 +68,9 @@ function runsTable() {
           .join(", ");
   const status = (r) =>
     r.status === "complete"
-      ? el("span", { class: "ok" }, "✓ complete")
+      ? r.flags?.length
+        ? el("span", { class: "warn" }, `complete, but: ${r.flags.join(", ")}`)
+        : "complete"
       : el("span", { class: "warn" }, "◑ half finished");
   const rows = DATA.runs.map((r, i) => [
     el("span", { class: "run" }, swatch(i), el("bdi", {}, r.name)),

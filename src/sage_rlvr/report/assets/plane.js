@@ -11,41 +11,42 @@ function svg(tag, attributes, ...children) {
 const signed = (x) => (x === null ? "–" : (x > 0 ? "+" : x < 0 ? "−" : "") + Math.abs(x).toFixed(3));
 const excludesZero = (t) => t[1] !== null && (t[1] > 0 || t[2] < 0);
 
-/** [value, low, high] on a scale from −widest to +widest: the dot is filled where the interval excludes 0. */
-function dot(t, widest, tint) {
+/** [value, low, high] on a scale from −widest to +widest: the dot is filled where the interval excludes 0. A tick per seed below. */
+function dot(t, widest, tint, seeds) {
   const w = 120,
-    h = 22,
+    h = 18,
+    y = 7,
     x = (v) => w / 2 + (Math.max(-1, Math.min(1, v / widest)) * (w - 12)) / 2;
   return svg(
     "svg",
     { class: `dot run-${tint % COLOURS}`, viewBox: `0 0 ${w} ${h}`, width: w, height: h, "aria-hidden": "true" },
     svg("line", { class: "zero", x1: w / 2, x2: w / 2, y1: 1, y2: h - 1 }),
-    t[1] === null ? null : svg("line", { class: "range", x1: x(t[1]), x2: x(t[2]), y1: h / 2, y2: h / 2 }),
-    svg("circle", { class: excludesZero(t) ? "full" : "hollow", cx: x(t[0]), cy: h / 2, r: 4.5 }),
+    t[1] === null ? null : svg("line", { class: "range", x1: x(t[1]), x2: x(t[2]), y1: y, y2: y }),
+    svg("circle", { class: excludesZero(t) ? "full" : "hollow", cx: x(t[0]), cy: y, r: 4 }),
+    ...seeds.map((s) => svg("line", { class: "seed", x1: x(s), x2: x(s), y1: y + 6, y2: h })),
   );
 }
 
-/** points: [{name, tint, x: [value, low, high], y: …, ticks: [[x, y], …]}], a tick per seed. */
-function plane(points, xName, yName) {
-  const w = 460,
-    h = 300,
+/** points: [{name, tint, x: [value, low, high], y: …, ticks: [[x, y], …]}], a tick per seed. Drawn ``w`` pixels wide, as shown. */
+function plane(points, xName, yName, w) {
+  const h = Math.round(Math.max(230, Math.min(320, 0.66 * w))),
     left = 52,
     bottom = 40,
     top = 12,
     right = 14;
-  const span = (of) => {
-    const all = points.flatMap((p) => [...of(p).filter((v) => v !== null)]);
+  const span = (of, axis) => {
+    const all = points.flatMap((p) => [...of(p).filter((v) => v !== null), ...p.ticks.map((t) => t[axis])]);
     const low = Math.min(...all),
       high = Math.max(...all),
       pad = Math.max(0.01, (high - low) * 0.08);
     return [Math.max(0, low - pad), Math.min(1, high + pad)];
   };
-  const xs = span((p) => p.x),
-    ys = span((p) => p.y);
+  const xs = span((p) => p.x, 0),
+    ys = span((p) => p.y, 1);
   const X = (v) => left + ((v - xs[0]) / (xs[1] - xs[0] || 1)) * (w - left - right);
   const Y = (v) => h - bottom - ((v - ys[0]) / (ys[1] - ys[0] || 1)) * (h - bottom - top);
   const marks = ([low, high]) => {
-    const rough = (high - low) / 4,
+    const rough = (high - low) / 5,
       unit = 10 ** Math.floor(Math.log10(rough || 1)),
       step = [1, 2, 5, 10].map((m) => m * unit).find((s) => s >= rough),
       out = [];
@@ -80,14 +81,14 @@ function plane(points, xName, yName) {
   const labels = apart(points.map((p) => [X(p.x[0]), Y(p.y[0])])).map(([x, y], i) =>
     svg(
       "text",
-      { class: "name", x: x > w * 0.7 ? x - 9 : x + 9, y: y + 4, "text-anchor": x > w * 0.7 ? "end" : "start" },
+      { class: `name run-${points[i].tint % COLOURS}`, x: x > w * 0.7 ? x - 9 : x + 9, y: y + 4, "text-anchor": x > w * 0.7 ? "end" : "start" },
       points[i].name,
     ),
   );
   const said = points.map((p) => `${p.name} ${share(p.x[0])}, ${share(p.y[0])}`).join("; ");
   return svg(
     "svg",
-    { class: "plane", viewBox: `0 0 ${w} ${h}`, role: "img", "aria-label": `${xName} and ${yName} of each variant: ${said}.` },
+    { class: "plane", width: w, height: h, viewBox: `0 0 ${w} ${h}`, role: "img", "aria-label": `${xName} and ${yName} of each variant: ${said}.` },
     ...grid,
     ...drawn,
     ...labels,

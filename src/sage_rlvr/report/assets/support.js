@@ -42,7 +42,7 @@ class SupportGrid {
   constructor(task, state) {
     this.task = task;
     this.state = state;
-    this.label = plainName;
+    this.label = plainName; // this.caption and this.rest: the title, and the line below, where they are not the usual ones
     this.canvas = el("canvas", { tabindex: 0, role: "img" });
     this.names = el("div", { class: "grid-names", "aria-hidden": "true" });
     this.readout = el("p", { class: "readout", "aria-live": "polite" });
@@ -90,7 +90,7 @@ class SupportGrid {
     if (state.order !== "task")
       this.order.sort((a, b) => (easy[b] - easy[a]) * (state.order === "easy" ? 1 : -1) || a - b);
     this.figure.querySelector("figcaption").textContent =
-      `${task}: ${number(t.problems.length)} problems, first ${number(this.budget)} samples`;
+      this.caption ?? `${task}: ${number(t.problems.length)} problems, first ${number(this.budget)} samples`;
     this.names.replaceChildren(...this.runs.map((r) => el("span", {}, swatch(r), el("bdi", {}, this.label(r)))));
     this.summary();
     this.cursor = null;
@@ -130,9 +130,10 @@ class SupportGrid {
     const ratio = devicePixelRatio || 1,
       columns = this.order.length,
       width = this.canvas.parentNode.clientWidth;
-    const w = (this.w = Math.max(4, Math.min(20, Math.floor(width / columns)))),
+    const even = Math.min(20, width / columns), // thin columns may be fractions of a pixel wide: all of them are in view
+      w = (this.w = Math.max(this.state.least ?? 4, even < 4 ? even : Math.floor(even))),
       h = (this.h = 20);
-    const [pw, ph] = [w * columns, h * Math.max(1, this.runs.length)];
+    const [pw, ph] = [Math.ceil(w * columns), h * Math.max(1, this.runs.length)];
     if (this.canvas.width !== Math.round(pw * ratio) || this.canvas.height !== Math.round(ph * ratio)) {
       this.canvas.width = Math.round(pw * ratio);
       this.canvas.height = Math.round(ph * ratio);
@@ -153,8 +154,10 @@ class SupportGrid {
         const s = sign(this.task, this.base, run, j, this.budget),
           thin = s === "S" || s === "O";
         c.fillStyle = fills[s];
+        const left = Math.round(x * w * ratio) / ratio,
+          right = Math.round((x + 1) * w * ratio) / ratio;
         if (s === "U") c.fillRect(x * w + w / 2 - 1, y * h + h / 2 - 1, 2, 2);
-        else c.fillRect(x * w, y * h + (thin ? 6 : 1), w - gap, h - (thin ? 12 : 2)); // lower where unsolved: readable without colour
+        else c.fillRect(left, y * h + (thin ? 6 : 1), right - left - gap, h - (thin ? 12 : 2)); // lower where unsolved: readable without colour
         if (w >= 10 && (s === "E" || s === "S")) {
           c.fillStyle = ink;
           c.fillText(s === "E" ? "+" : "−", x * w + (w - gap) / 2, y * h + h / 2 + 0.5);
@@ -168,7 +171,7 @@ class SupportGrid {
     }
     this.readout.textContent = this.cursor
       ? this.words()
-      : "Point at a cell, or press the arrow keys in the grid, to read it; click or Enter opens its completions.";
+      : this.rest ?? "Point at a cell, or press the arrow keys in the grid, to read it; click or Enter opens its completions.";
   }
 
   words() {
@@ -230,6 +233,15 @@ class SupportGrid {
   }
 }
 
+const signKey = (names) =>
+  el(
+    "ul",
+    { class: "legend signs" },
+    Object.entries(names).map(([s, text]) =>
+      el("li", {}, el("span", { class: `sign sign-${s}`, "aria-hidden": "true" }, { E: "+", S: "−" }[s] || ""), text),
+    ),
+  );
+
 function supportGrids() {
   const at = body("support"),
     tasks = TASKS.filter((t) => DATA.tasks[t].problems.length);
@@ -248,13 +260,6 @@ function supportGrids() {
   const state = { base: EVALS[0], budget: shared, order: "hard" },
     grids = tasks.map((t) => new SupportGrid(t, state));
   const all = () => grids.forEach((g) => g.runs && g.update());
-  const key = el(
-    "ul",
-    { class: "legend signs" },
-    Object.entries(SIGNS).map(([s, text]) =>
-      el("li", {}, el("span", { class: `sign sign-${s}`, "aria-hidden": "true" }, { E: "+", S: "−" }[s] || ""), text),
-    ),
-  );
   at.append(
     el(
       "div",
@@ -291,7 +296,7 @@ function supportGrids() {
         },
       ),
     ),
-    key,
+    signKey(SIGNS),
     ...grids.map((g) => g.figure),
   );
   grids.forEach((g) => whenNear(g.figure, () => g.update()));

@@ -10,6 +10,8 @@ INK = ("#11304d", "#c55a11", "#5f9e4a", "#8d6bb0", "#5c5c5c", "#d19a00", "#2a9d9
 DASH = ("-", "--", "-.", ":")
 MARK = ("o", "s", "^", "D", "v", "P", "X", "*")
 SUFFIXES = (".svg", ".png")
+WIDEST = 7.2  # inches: a page of the docs is 690 pixels wide, and a figure is drawn at the size at which it is shown
+DARK = b"<style>@media (prefers-color-scheme: dark) {svg {filter: invert(.89) hue-rotate(180deg)}}</style>"
 PAPER = "#000000"  # the paper's own values: hollow black markers, never joined by a line
 
 
@@ -20,15 +22,20 @@ class Figure:
 
 
 def line(i: int) -> dict[str, Any]:
-    """Keywords for the i-th line of a plot."""
-    return {"color": INK[i % len(INK)], "ls": DASH[i % len(DASH)], "marker": MARK[i % len(MARK)], "ms": 3.5, "lw": 1.6}
+    """Keywords for the i-th line of a plot. No two of 32 share colour and dash, no two of 64 colour and marker."""
+    again = i // len(
+        INK
+    )  # each round of the colours meets the next dash and the next marker; every second one is hollow
+    style = {"color": INK[i % len(INK)], "ls": DASH[(i + again) % len(DASH)], "marker": MARK[(i + again) % len(MARK)]}
+    return style | {"ms": 3.5, "lw": 1.6} | ({"mfc": "none"} if again % 2 else {})
 
 
 @contextmanager
 def panels(
     columns: int, rows: int = 1, width: float = 3.6, height: float = 3.0, **kw: Any
 ) -> Iterator[tuple[Any, Any]]:
-    """(figure, axes as an array of (rows, columns)); closed afterwards. The same numbers give the same SVG."""
+    """(figure, axes as an array of (rows, columns)); closed afterwards. Inches of a panel; the figure is never wider than the
+    page. The same numbers give the same SVG, its text as text."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -36,12 +43,13 @@ def panels(
 
     rules: Any = {
         "svg.hashsalt": "sage-rlvr",
+        "svg.fonttype": "none",
         "text.parse_math": False,
         "font.size": 9,
         "axes.formatter.useoffset": False,
     }
     with matplotlib.rc_context(rules):
-        size = (width * columns, height * rows + 0.5)
+        size = (min(width * columns, WIDEST), height * rows + 0.5)
         figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **kw)
         for ax in axes.flat:
             ax.spines[["top", "right"]].set_visible(False)
@@ -61,11 +69,23 @@ def log_scale(axis: Any, ticks: Sequence[float] | None = None) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
+def whole_steps(axis: Any) -> None:
+    """The axis of training steps: no tick between two of them."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_label_text("step")
+    axis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+
+
 def legend(figure: Any, axes: Any) -> None:
     """One for the whole figure, below it; each label once."""
     found = {label: handle for ax in axes.flat for handle, label in zip(*ax.get_legend_handles_labels())}
     if found:
-        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=min(4, len(found)), frameon=False)
+        fit = 92 // (6 + max(map(len, found)))  # about 92 characters fit across the page
+        columns = max(1, min(4, len(found), fit))
+        below = -(-len(found) // columns) - 2  # rows beyond the two that a figure has room for
+        figure.set_figheight(figure.get_figheight() + 0.18 * max(0, below))
+        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False)
 
 
 def save(figure: Any, path: str | Path, description: str) -> Figure:
@@ -75,6 +95,8 @@ def save(figure: Any, path: str | Path, description: str) -> Figure:
     files = [path] if path.suffix in SUFFIXES else [stem.with_name(stem.name + suffix) for suffix in SUFFIXES]
     for file in files:
         figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
+        if file.suffix == ".svg":
+            file.write_bytes(file.read_bytes().replace(b" <defs>", b" " + DARK + b"\n <defs>", 1))
         figure.set_layout_engine("none")  # laid out once: both show the same, and it takes as long as the drawing
     stem.with_name(stem.name + ".txt").write_text(description + "\n", encoding="utf-8")
     return Figure(files, description)
