@@ -2,14 +2,17 @@
 
 import multiprocessing as mp
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-PRELOADED = ["tests.train.run_tiny"]
+PRELOADED = ["tests.preloaded"]
 
 
 @dataclass
@@ -19,21 +22,55 @@ class Ended:
     stderr: str
 
 
-def run(target: Callable[..., Any], *args: Any, timeout: float = 300) -> Ended:
-    server = mp.get_context("forkserver")
-    server.set_forkserver_preload(PRELOADED)
-    with TemporaryDirectory() as said:
-        files = [str(Path(said, name)) for name in ("out", "err")]
-        process = server.Process(target=_speak_into, args=(files, target, args))
-        process.start()
-        process.join(timeout)
-        if process.exitcode is None:
-            process.kill()
-            raise TimeoutError(f"{target.__module__} has not ended after {timeout} s")
-        return Ended(process.exitcode, *(Path(file).read_text(encoding="utf-8") for file in files))
+class Started:
+    """A process that goes on, handled like a subprocess."""
+
+    def __init__(self, target: Callable[..., Any], *args: Any, env: dict[str, str] | None = None, session: bool = False):
+        server = mp.get_context("forkserver")
+        server.set_forkserver_preload(PRELOADED)
+        self._said = TemporaryDirectory()
+        self._files = [str(Path(self._said.name, name)) for name in ("out", "err")]
+        self._process = server.Process(target=_become, args=(self._files, env or {}, session, target, args))
+        self._process.start()
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def end(self, timeout: float = 300) -> Ended:
+        """How it ended; it is killed, and that an error, where it has not after so many seconds."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            self._process.kill()
+            raise TimeoutError(f"it has not ended after {timeout} s: {self.said()}")
+        return Ended(self._process.exitcode, *self.said())
+
+    def said(self) -> tuple[str, ...]:
+        return tuple(Path(file).read_text(encoding="utf-8") if Path(file).exists() else "" for file in self._files)
+
+    def wait_for(self, happens: Callable[[], Any], what: str, seconds: float = 1200) -> None:
+        end = time.monotonic() + seconds
+        while not happens():
+            assert self.poll() is None, f"it ended before {what}: {self.said()}"
+            assert time.monotonic() < end, f"{what} did not happen: {self.said()}"
+            time.sleep(0.05)
 
 
-def _speak_into(files: list[str], target: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def run(target: Callable[..., Any], *args: Any, timeout: float = 300, **kwargs: Any) -> Ended:
+    return Started(target, *args, **kwargs).end(timeout)
+
+
+def _become(
+    files: list[str], env: dict[str, str], session: bool, target: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    if session:
+        os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests run in the background hand down one that is ignored
+    os.environ |= env
     for number, (stream, file) in enumerate(zip((sys.stdout, sys.stderr), files), 1):
         stream.flush()
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600), number)
