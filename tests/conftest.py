@@ -20,6 +20,6 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    """Transformers collects garbage at the end of every training: over a million imported objects, half of a small test's time."""
+    """Transformers collects garbage after every training, over a million imported objects: half of a small test's time."""
     gc.collect()
     gc.freeze()

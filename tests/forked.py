@@ -8,9 +8,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from tests.paths import python_path
 
 PRELOADED = ["tests.preloaded"]
 
@@ -25,12 +28,15 @@ class Ended:
 class Started:
     """A process that goes on, handled like a subprocess."""
 
-    def __init__(self, target: Callable[..., Any], *args: Any, env: dict[str, str] | None = None, session: bool = False):
-        server = mp.get_context("forkserver")
-        server.set_forkserver_preload(PRELOADED)
+    def __init__(
+        self, target: Callable[..., Any], *args: Any, env: dict[str, str] | None = None, session: bool = False
+    ):
+        server = _server()
         self._said = TemporaryDirectory()
         self._files = [str(Path(self._said.name, name)) for name in ("out", "err")]
-        self._process = server.Process(target=_become, args=(self._files, env or {}, session, target, args))
+        self._process = server.Process(
+            target=_become, args=(self._files, {**os.environ, **(env or {})}, session, target, args)
+        )
         self._process.start()
         self.pid = self._process.pid
 
@@ -64,13 +70,31 @@ def run(target: Callable[..., Any], *args: Any, timeout: float = 300, **kwargs: 
     return Started(target, *args, **kwargs).end(timeout)
 
 
+def _server() -> Any:
+    """Begun with the first process. It finds the tests whatever the working directory: a preload that fails is not reported."""
+    server = mp.get_context("forkserver")
+    server.set_forkserver_preload(PRELOADED)
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = python_path()
+    try:
+        forkserver.ensure_running()
+    finally:
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+    return server
+
+
 def _become(
     files: list[str], env: dict[str, str], session: bool, target: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
     if session:
         os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests run in the background hand down one that is ignored
-    os.environ |= env
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # tests run in the background hand down one that is ignored
+    os.environ.clear()
+    os.environ |= env  # the test's own, whatever it was when the server began
     for number, (stream, file) in enumerate(zip((sys.stdout, sys.stderr), files), 1):
         stream.flush()
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600), number)
