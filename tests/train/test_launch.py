@@ -205,6 +205,7 @@ FLAGS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_in_two_processes_stops_on_ctrl_c_with_a_checkpoint_and_goes_on(tmp_path):
     tiny.folder(tmp_path / "base")
     (tmp_path / "data").mkdir()
