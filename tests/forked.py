@@ -2,11 +2,12 @@
 
 import multiprocessing as mp
 import os
+import runpy
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
@@ -44,7 +45,7 @@ class Started:
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
+        if self.poll() is None:
             os.kill(self.pid, number)
 
     def end(self, timeout: float = 300) -> Ended:
@@ -68,6 +69,30 @@ class Started:
 
 def run(target: Callable[..., Any], *args: Any, timeout: float = 300, **kwargs: Any) -> Ended:
     return Started(target, *args, **kwargs).end(timeout)
+
+
+def ranks(target: Callable[..., Any], *args: Any, processes: int, env: dict[str, str] | None = None) -> None:
+    """So many of them, who find each other as torchrun's processes would; all must end well."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    world = place | {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), **(env or {})}
+    each = [{"RANK": str(n), "LOCAL_RANK": str(n), **world} for n in range(processes)]
+    started = [Started(target, *args, env=own) for own in each]
+    try:
+        for process in started:
+            done = process.end(timeout=1200)
+            assert done.returncode == 0, done.stderr[-3000:]
+    finally:
+        for process in started:
+            process.send_signal(signal.SIGKILL)  # a rank whose other has failed would wait for it
+
+
+def script(file: Path, folder: Path) -> None:
+    """``python FILE`` in that folder: a target."""
+    os.chdir(folder)
+    sys.argv = [str(file)]
+    runpy.run_path(str(file), run_name="__main__")
 
 
 def _server() -> Any:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from sage_rlvr import cli
+from sage_rlvr.demo import run_demo
 from sage_rlvr.study import job
 from sage_rlvr.study import run as study_run
 
@@ -58,8 +59,18 @@ def _job(out: str, run: str) -> None:
     sys.exit(job.main(out, run))
 
 
-def study(*argv: str) -> None:
-    """``sage-rlvr study ARGV`` in this process, which must be a forked one."""
+def study(*argv: Any) -> None:
+    """``sage-rlvr study ARGV``, as the target of a forked process."""
+    _fork_runs()
+    sys.exit(cli.main(["study", *map(str, argv)]))
+
+
+def demo(out: Path, source: Path) -> None:
+    """The demo over that study, likewise; exits with 1 where it answers False."""
+    _fork_runs()
+    sys.exit(not run_demo(out, jobs=1, source=source))
+
+
+def _fork_runs() -> None:
     study_run._start = Job
     study_run.Warm = lambda env: SimpleNamespace(importing=lambda: False, close=lambda: None)
-    sys.exit(cli.main(["study", *map(str, argv)]))

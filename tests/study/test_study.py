@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from sage_rlvr import UserError, cli
-from sage_rlvr.demo import run_demo
 from sage_rlvr.evaluate.run import EvalArguments
 from sage_rlvr.study import job
 from sage_rlvr.study import run as study_run
@@ -303,11 +302,12 @@ def test_rows_pool_seeds(whole):
     assert rows["grpo"].problems == 12
 
 
-def test_the_demo_ends_with_a_table_traces_and_a_page(whole, capsys):
+def test_the_demo_ends_with_a_table_traces_and_a_page(whole):
     """The demo's way over a small study: what is done is kept, what failed is named, the page is made of the rest."""
     place, _ = whole
-    assert run_demo(place / "out", jobs=1, source=place / "small.yaml") is False
-    printed = capsys.readouterr().out
+    done = forked.run(forking.demo, place / "out", place / "small.yaml")
+    assert done.returncode == 1, done.stderr
+    printed = done.stdout
     assert "broken-s0 failed" in printed
     assert "pass@4" in printed
     assert "paired differences" in printed

@@ -1,7 +1,5 @@
 """Two real processes over gloo against one process with the same global batch, on the same injected rollouts."""
 
-import socket
-
 import pytest
 import torch
 
@@ -13,14 +11,10 @@ def launch(processes, folder, cases, env=None, **job):
     """Every case in one start of the processes, which find each other as torchrun's would: what each gave, by name."""
     save, model = folder / "saved.pt", folder / "model"
     job = {"cases": cases, "save": str(save), "model": tiny.folder(model), "out": str(folder / "out")} | job
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    world = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
-    ranks = [there | world | {"RANK": str(n), "LOCAL_RANK": str(n)} | (env or {}) for n in range(processes)]
-    started = [forked.Started(run_pair.main, job, env=rank if processes > 1 else env) for rank in ranks]
-    for rank in started:
-        done = rank.end(timeout=1200)
+    if processes > 1:
+        forked.ranks(run_pair.main, job, processes=processes, env=env)
+    else:
+        done = forked.run(run_pair.main, job, timeout=1200)
         assert done.returncode == 0, done.stderr[-3000:]
     saved = torch.load(save, weights_only=True)
     assert {case["world"] for case in saved.values()} == {processes}
