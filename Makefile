@@ -1,7 +1,9 @@
-# Two commands do everything on a fresh machine with Python 3.11+ and make:
-#   make demo   the main job on an embedded default
-#   make test   style, types, floors and every test
+# Three commands do everything on a fresh machine with Python 3.11+ and make:
+#   make demo       the main job on an embedded default
+#   make test       style, types, floors and the fast tests
+#   make test-all   the same, then the slow tests, and those with verl and vLLM: what CI runs
 PYTHON ?= python3
+UV ?= $(shell command -v uv 2>/dev/null)  # make UV= installs with pip all the same; uv does not read pip's own settings
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -11,30 +13,38 @@ VLLM_VENV ?= .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 CODE := src tests tests_verl tests_vllm benchmarks examples docs_tools
 
-.PHONY: test test-verl test-vllm mutants demo docs reference results lint format clean browser
+ifneq ($(strip $(UV)),)
+new_venv = $(UV) venv -q --allow-existing --seed --python $(PYTHON) $(1)
+install = $(UV) pip install -q --python $(1)/bin/python
+else
+new_venv = $(PYTHON) -m venv $(1)
+install = $(1)/bin/pip install -q --no-compile
+endif
+
+.PHONY: test test-all test-slow test-verl test-vllm mutants demo docs reference results lint format clean browser
 
 # The stamp is touched only after a whole install, so an interrupted one is simply done again. Modules are compiled as they are
 # imported: of some 56,000 in the three environments most never are.
 $(STAMP): pyproject.toml constraints/cpu.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --no-compile -c constraints/cpu.txt torch
-	$(BIN)/pip install -q --no-compile -c constraints/cpu.txt -e '.[dev]'
+	$(call new_venv,$(VENV))
+	$(call install,$(VENV)) -c constraints/cpu.txt torch
+	$(call install,$(VENV)) -c constraints/cpu.txt -e '.[dev]'
 	touch $@
 
 # verl pins another transformers: it has an environment of its own, and our plug-in lives in it without our dependencies.
 $(VERL_STAMP): pyproject.toml constraints/verl.txt
-	$(PYTHON) -m venv $(VERL_VENV)
-	$(VERL_VENV)/bin/pip install -q --no-compile -c constraints/verl.txt torch
-	$(VERL_VENV)/bin/pip install -q --no-compile -c constraints/verl.txt verl==0.9.1 TransferQueue cachetools uvicorn fastapi pytest
-	$(VERL_VENV)/bin/pip install -q --no-compile --no-deps -e .
+	$(call new_venv,$(VERL_VENV))
+	$(call install,$(VERL_VENV)) -c constraints/verl.txt torch
+	$(call install,$(VERL_VENV)) -c constraints/verl.txt verl==0.9.1 TransferQueue cachetools uvicorn fastapi pytest
+	$(call install,$(VERL_VENV)) --no-deps -e .
 	touch $@
 
 # vLLM's CPU build, the real engine on any Linux: it too has an environment of its own.
 $(VLLM_STAMP): pyproject.toml constraints/vllm.txt
-	$(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/pip install -q --no-compile -c constraints/vllm.txt torch
-	$(VLLM_VENV)/bin/pip install -q --no-compile --no-deps -r constraints/vllm.txt
-	$(VLLM_VENV)/bin/pip install -q --no-compile --no-deps -e .
+	$(call new_venv,$(VLLM_VENV))
+	$(call install,$(VLLM_VENV)) -c constraints/vllm.txt torch
+	$(call install,$(VLLM_VENV)) --no-deps -r constraints/vllm.txt
+	$(call install,$(VLLM_VENV)) --no-deps -e .
 	touch $@
 
 demo: $(STAMP)
@@ -51,10 +61,20 @@ reference: $(STAMP)
 results: $(STAMP)
 	$(BIN)/python benchmarks/results.py
 
-# Two at a time, installs too: each of them keeps one core busy, and only our own tests take two.
+TESTS := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRL_EXPERIMENTAL_SILENCE=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 12
+
+# What each change is checked by. What is slow (real processes with imports of their own, several at once, whole grids) has a
+# faster test of the same here, and runs in test-all.
 test:
-	$(MAKE) -j 2 lint test-vllm test-verl browser
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRL_EXPERIMENTAL_SILENCE=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 12 tests
+	$(MAKE) -j 2 lint browser
+	$(TESTS) -m "not slow" tests
+
+test-all: test
+	$(MAKE) -j 2 test-vllm test-verl
+	$(MAKE) test-slow
+
+test-slow: $(STAMP)
+	$(TESTS) -m slow tests
 
 test-verl: $(VERL_STAMP)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VERL_VENV)/bin/python -m pytest -q tests_verl
@@ -67,7 +87,7 @@ test-vllm:
 	@echo "tests_vllm is skipped: vLLM's CPU build is for Linux"
 endif
 
-# Mistakes made on purpose in copies of the source, each of which some test must notice (tests/mutants/). Minutes; not part of test.
+# Mistakes made on purpose in copies of the source, each of which some test must notice (tests/mutants/). Minutes; not part of test-all.
 mutants: $(STAMP) $(VERL_STAMP)
 	$(BIN)/python -m tests.mutants.run tests $(ONLY)
 	$(VERL_VENV)/bin/python -m tests.mutants.run tests_verl $(ONLY)

@@ -2,14 +2,21 @@
 
 import multiprocessing as mp
 import os
+import runpy
+import signal
+import socket
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-PRELOADED = ["tests.train.run_tiny"]
+from tests.paths import python_path
+
+PRELOADED = ["tests.preloaded"]
 
 
 @dataclass
@@ -19,21 +26,100 @@ class Ended:
     stderr: str
 
 
-def run(target: Callable[..., Any], *args: Any, timeout: float = 300) -> Ended:
+class Started:
+    """A process that goes on, handled like a subprocess."""
+
+    def __init__(
+        self, target: Callable[..., Any], *args: Any, env: dict[str, str] | None = None, session: bool = False
+    ):
+        server = _server()
+        self._said = TemporaryDirectory()
+        self._files = [str(Path(self._said.name, name)) for name in ("out", "err")]
+        self._process = server.Process(
+            target=_become, args=(self._files, {**os.environ, **(env or {})}, session, target, args)
+        )
+        self._process.start()
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def end(self, timeout: float = 300) -> Ended:
+        """How it ended; it is killed, and that an error, where it has not after so many seconds."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            self._process.kill()
+            raise TimeoutError(f"it has not ended after {timeout} s: {self.said()}")
+        return Ended(self._process.exitcode, *self.said())
+
+    def said(self) -> tuple[str, ...]:
+        return tuple(Path(file).read_text(encoding="utf-8") if Path(file).exists() else "" for file in self._files)
+
+    def wait_for(self, happens: Callable[[], Any], what: str, seconds: float = 1200) -> None:
+        end = time.monotonic() + seconds
+        while not happens():
+            assert self.poll() is None, f"it ended before {what}: {self.said()}"
+            assert time.monotonic() < end, f"{what} did not happen: {self.said()}"
+            time.sleep(0.05)
+
+
+def run(target: Callable[..., Any], *args: Any, timeout: float = 300, **kwargs: Any) -> Ended:
+    return Started(target, *args, **kwargs).end(timeout)
+
+
+def ranks(target: Callable[..., Any], *args: Any, processes: int, env: dict[str, str] | None = None) -> None:
+    """So many of them, who find each other as torchrun's processes would; all must end well."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    world = place | {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), **(env or {})}
+    each = [{"RANK": str(n), "LOCAL_RANK": str(n), **world} for n in range(processes)]
+    started = [Started(target, *args, env=own) for own in each]
+    try:
+        for process in started:
+            done = process.end(timeout=1200)
+            assert done.returncode == 0, done.stderr[-3000:]
+    finally:
+        for process in started:
+            process.send_signal(signal.SIGKILL)  # a rank whose other has failed would wait for it
+
+
+def script(file: Path, folder: Path) -> None:
+    """``python FILE`` in that folder: a target."""
+    os.chdir(folder)
+    sys.argv = [str(file)]
+    runpy.run_path(str(file), run_name="__main__")
+
+
+def _server() -> Any:
+    """Begun with the first process. It finds the tests whatever the working directory: a preload that fails is not reported."""
     server = mp.get_context("forkserver")
     server.set_forkserver_preload(PRELOADED)
-    with TemporaryDirectory() as said:
-        files = [str(Path(said, name)) for name in ("out", "err")]
-        process = server.Process(target=_speak_into, args=(files, target, args))
-        process.start()
-        process.join(timeout)
-        if process.exitcode is None:
-            process.kill()
-            raise TimeoutError(f"{target.__module__} has not ended after {timeout} s")
-        return Ended(process.exitcode, *(Path(file).read_text(encoding="utf-8") for file in files))
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = python_path()
+    try:
+        forkserver.ensure_running()
+    finally:
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+    return server
 
 
-def _speak_into(files: list[str], target: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _become(
+    files: list[str], env: dict[str, str], session: bool, target: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    if session:
+        os.setsid()
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # tests run in the background hand down one that is ignored
+    os.environ.clear()
+    os.environ |= env  # the test's own, whatever it was when the server began
     for number, (stream, file) in enumerate(zip((sys.stdout, sys.stderr), files), 1):
         stream.flush()
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600), number)

@@ -72,6 +72,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_no_verb_runs_what_lies_in_the_working_directory(planted):
     assert ran(planted) == [], "the study's own processes"
     recipe = {"model_name_or_path": "out/base/sft/model", **SMALL["train"], "output_dir": "again"}
@@ -91,6 +92,7 @@ def test_no_verb_runs_what_lies_in_the_working_directory(planted):
     assert ran(planted) == []
 
 
+@pytest.mark.slow
 def test_ranks_and_the_door_by_dash_m_do_not_either(planted):
     two = ["--accelerate_config", "cpu", "--num_processes", "2"]
     train = ["train", "--config", "ranks.yaml", *two]

@@ -66,6 +66,7 @@ def measured(place):
     return peaks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_peak_of_a_real_run_within_a_quarter(name, place, measured, monkeypatch):
     monkeypatch.chdir(place)

@@ -11,6 +11,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "bases.py"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="it forks after heavy imports, which is done on Linux alone")
 def test_a_base_and_its_runs(tmp_path):
     command = [sys.executable, SCRIPT, "--quick", "--only", "qd3_900", "--jobs", "2"]

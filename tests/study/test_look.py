@@ -19,8 +19,10 @@ from sage_rlvr.evaluate.counts import counts_of
 from sage_rlvr.store import SampleStore
 from sage_rlvr.study.plan import read_folder
 from sage_rlvr.study.records import RUNS, pack, unpack
-from sage_rlvr.study.run import finished_runs, run_study
+from sage_rlvr.study.run import finished_runs
+from tests import forked
 from tests.models.tiny import LTR_BASE
+from tests.study import forking
 from tests.study.small import SMALL
 from tests.study.test_results_pages import SESSIONS
 
@@ -54,7 +56,10 @@ def place(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("OMP_NUM_THREADS", "1")
-        assert run_study(root / "small.yaml", root / "study", jobs=2)[1] == []
+        done = forked.run(
+            forking.study, "run", root / "small.yaml", "--out", root / "study", "--jobs", "2", timeout=1200
+        )
+        assert done.returncode == 0, done.stderr
         pack(root / "study", root / "results" / "gpu" / "small")
         (root / "results" / "gpu" / "small" / "sessions.json").write_text(json.dumps(SESSIONS))
         assert call("gpu/look.py", patch, *asked(root)) == 0

@@ -9,10 +9,11 @@ import yaml
 from sage_rlvr import UserError
 from sage_rlvr.evaluate.compact import compact
 from sage_rlvr.study import job
-from sage_rlvr.study.plan import Study, open_folder
+from sage_rlvr.study.plan import Study, load_study, open_folder
 from sage_rlvr.study.records import pack, unpack
-from sage_rlvr.study.run import run_study
 
+from .. import forked
+from . import forking
 from .small import SMALL
 
 
@@ -48,8 +49,8 @@ def test_a_path_that_no_run_leaves_is_refused_before_any(path, train):
 def test_checkpoints_are_evaluated_and_kept(tmp_path):
     file, out = tmp_path / "small.yaml", tmp_path / "study"
     file.write_text(yaml.safe_dump(along({"steps": [1, 3], "n": 2, "limit": 5})))
-    study, failed = run_study(file, out, jobs=1)
-    assert not failed
+    done = forked.run(forking.study, "run", file, "--out", out, "--jobs", "1", timeout=1200)
+    assert done.returncode == 0, done.stderr
     evaluated = {step: compact(job.at_step(out / "grpo-s0" / "eval", step)) for step in (1, 3)}
     for step, record in evaluated.items():
         assert record["model"].endswith(f"checkpoint-{step}")
@@ -62,7 +63,7 @@ def test_checkpoints_are_evaluated_and_kept(tmp_path):
 
     pack(out, tmp_path / "records")
     again = tmp_path / "again"
-    open_folder(study, again)
+    open_folder(load_study(file), again)
     assert unpack([tmp_path / "records"], again) == ["base", "grpo-s0"]
     for step, record in evaluated.items():
         laid = json.loads((job.at_step(again / "grpo-s0" / "eval", step) / "counts.json").read_text())

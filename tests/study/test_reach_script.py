@@ -36,6 +36,7 @@ def reach(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_the_counts_of_all_evaluations(reach, tmp_path):
     assert reach("--n", "6", "--jobs", "2") == 0
     stores = [SampleStore(tmp_path / "out" / str(job), readonly=True) for job in (0, 1)]

@@ -5,7 +5,6 @@ import lzma
 import os
 import runpy
 import shutil
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -26,11 +25,13 @@ from sage_rlvr.study.frontier import read_families
 from sage_rlvr.study.job import STATUS, start_model
 from sage_rlvr.study.plan import Study, load_study, open_folder, read_folder
 from sage_rlvr.study.records import BASE, RUNS, keep, pack, unpack
-from sage_rlvr.study.run import finished_runs, run_study, status_of
+from sage_rlvr.study.run import finished_runs, status_of
 from sage_rlvr.study.support import support_rows, training_curves
 from sage_rlvr.study.table import as_json, study_rows
 from tests.evaluate.runs import make_run
 
+from .. import forked
+from . import forking
 from .small import SMALL
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "study.py"
@@ -383,7 +384,7 @@ def test_what_is_trained_here_is_evaluated_there(tmp_path):
     small = load_study(file)
     here = tmp_path / "here"
     open_folder(small, here)
-    subprocess.run([sys.executable, "-m", "sage_rlvr.study.job", str(here), "base"], check=True)
+    assert forked.run(job.main, here, "base").returncode == 0
     (here / "grpo-s0").mkdir()
     job.train_variant(small, here, "grpo-s0")  # and its machine is gone before the evaluation
     assert pack(here, tmp_path / "records") == 1
@@ -393,7 +394,7 @@ def test_what_is_trained_here_is_evaluated_there(tmp_path):
     assert unpack([tmp_path / "records"], there) == []  # what is there stays
     assert status_of(there, "grpo-s0")["state"] == "waiting"
     weights = [(folder / "grpo-s0" / "train" / "model.safetensors").read_bytes() for folder in (here, there)]
-    run_study(file, there, 1)
+    assert forked.run(forking.study, "run", file, "--out", there, "--jobs", "1", timeout=1200).returncode == 0
     assert status_of(there, "grpo-s0")["state"] == "done"
     logs = [(folder / "grpo-s0" / "train" / "log.jsonl").read_text() for folder in (here, there)]
     assert logs[0] == logs[1]

@@ -361,6 +361,7 @@ def test_without_records_it_says_so(tmp_path, script):
     assert made_in(tmp_path) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not [*ROOT.glob(f"results/gpu/*/{RUNS}")], reason="this repository holds no records of a study yet")
 def test_the_committed_pages_are_what_the_committed_records_give(script):
     code, said = script("--check")

@@ -24,6 +24,8 @@ from sage_rlvr.study.records import unpack
 from sage_rlvr.study.run import status_of
 from sage_rlvr.train.checkpoint import last_complete
 
+from .. import forked
+from . import forking
 from .small import SMALL
 
 # ---- how many at a time --------------------------------------------------------------------------------------------
@@ -72,6 +74,7 @@ def logged_steps(folder):
     return [entry for entry in lines if "loss" in entry]
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_checkpoint_and_the_next_run_goes_on_from_it(tmp_path):
     training = SMALL["train"] | {"max_steps": STEPS, "save_steps": 10 * STEPS}
     file, out, mark = tmp_path / "small.yaml", tmp_path / "out", str(tmp_path)
@@ -257,6 +260,7 @@ def test_what_took_longest_at_other_seeds_goes_first_within_its_own(tmp_path, mo
     assert asked == [["base", *order]]
 
 
+@pytest.mark.slow
 def test_a_piece_that_is_told_to_end_packs_what_is_done(tmp_path):
     file, to = tmp_path / "small.yaml", tmp_path / "records"
     file.write_text(yaml.safe_dump(SMALL | {"seeds": [0, 1, 2, 3]}))
@@ -361,13 +365,12 @@ def test_a_second_study_in_the_same_folder_is_refused_and_nothing_is_trained_twi
     """Two commands at the same time: one runs, the other says who does."""
     file, out = tmp_path / "small.yaml", tmp_path / "out"
     file.write_text(yaml.safe_dump(SMALL | {"variants": {"grpo": {}}}))
-    command = [sys.executable, "-m", "sage_rlvr.cli", "study", "run", str(file), "--out", str(out), "--jobs", "1"]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=GUARD_S) for process in both]
-    assert sorted(process.returncode for process in both) == [0, 2], said
-    refused = next(i for i, process in enumerate(both) if process.returncode == 2)
+    both = [forked.Started(forking.study, "run", file, "--out", out, "--jobs", "1") for _ in range(2)]
+    ended = [process.end(GUARD_S) for process in both]
+    assert sorted(process.returncode for process in ended) == [0, 2], ended
+    refused = next(i for i, process in enumerate(ended) if process.returncode == 2)
     who = rf"process {both[1 - refused].pid} on |a process that has just begun"  # its name may not be written yet
-    assert re.search(rf"{re.escape(str(out))} is being written by ({who})", said[refused][1])
+    assert re.search(rf"{re.escape(str(out))} is being written by ({who})", ended[refused].stderr)
     assert status_of(out, "grpo-s0")["state"] == "done"
     assert [entry["step"] for entry in logged_steps(out / "grpo-s0")] == [1, 2, 3, 4]
     assert (out / "grpo-s0" / "job.log").read_text().count("1/4  reward") == 1, "one training"
@@ -395,6 +398,7 @@ class Sharing(Guide):
 """
 
 
+@pytest.mark.slow
 def test_the_evaluation_begins_anew_where_an_engine_shared_the_training(tmp_path):
     """The same process id, a clean environment, and no step taken twice."""
     (tmp_path / "sharing.py").write_text(LEAVES_TRACES)

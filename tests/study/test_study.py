@@ -4,9 +4,6 @@ import json
 import os
 import runpy
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +11,18 @@ import pytest
 import yaml
 
 from sage_rlvr import UserError, cli
-from sage_rlvr.demo import run_demo
 from sage_rlvr.evaluate.run import EvalArguments
 from sage_rlvr.study import job
 from sage_rlvr.study import run as study_run
 from sage_rlvr.study.plan import list_studies, load_study, open_folder, read_folder
-from sage_rlvr.study.run import run_study, share_done, status_of
+from sage_rlvr.study.run import share_done, status_of
 from sage_rlvr.study.table import study_rows
 from sage_rlvr.tasks import generate_ltr, solutions
 from sage_rlvr.tasks.countdown import DEVELOPMENT
 from sage_rlvr.train.run import parse
 
+from .. import forked
+from . import forking
 from .small import SMALL
 
 
@@ -215,7 +213,9 @@ def whole(tmp_path_factory):
     broken = {"variants": SMALL["variants"] | {"broken": {"guide": "no-such-guide"}}}
     path = place / "small.yaml"
     path.write_text(yaml.safe_dump(SMALL | broken))
-    return place, cli.main(["study", "run", str(path), "--out", str(place / "out"), "--jobs", "2"])
+    done = forked.run(forking.study, "run", path, "--out", place / "out", "--jobs", "2", timeout=1200)
+    assert (place / "out" / "table.json").is_file(), done.stderr
+    return place, done.returncode
 
 
 def test_one_failing_variant_leaves_the_others(whole, capsys):
@@ -273,8 +273,8 @@ def test_an_evaluation_says_what_was_asked_and_where_it_was_made(whole):
 def test_done_runs_are_not_run_again(whole, study_file):
     place, _ = whole
     before = (place / "out" / "grpo-s0" / "status.json").stat().st_mtime_ns
-    _, failed = run_study(place / "small.yaml", place / "out", jobs=1)
-    assert failed == ["broken-s0"]
+    done = forked.run(forking.study, "run", place / "small.yaml", "--out", place / "out", "--jobs", "1")
+    assert (done.returncode, status_of(place / "out", "broken-s0")["state"]) == (1, "failed")
     assert (place / "out" / "grpo-s0" / "status.json").stat().st_mtime_ns == before
 
 
@@ -282,27 +282,12 @@ def test_killed_and_run_again_gives_the_same_table(whole, tmp_path):
     place, _ = whole
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump(SMALL))
-    command = [
-        sys.executable,
-        "-m",
-        "sage_rlvr.cli",
-        "study",
-        "run",
-        str(path),
-        "--out",
-        str(tmp_path / "out"),
-        "--jobs",
-        "2",
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.time() + 1200
-    while time.time() < deadline and process.poll() is None:
-        if status_of(tmp_path / "out", "grpo-s0").get("step"):  # in the middle of training
-            process.send_signal(signal.SIGKILL)
-            break
-        time.sleep(0.05)
-    assert process.wait() == -signal.SIGKILL, "the study was killed while it trained"
-    again = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
+    command = (forking.study, "run", path, "--out", tmp_path / "out", "--jobs", "2")
+    first = forked.Started(*command)
+    first.wait_for(lambda: status_of(tmp_path / "out", "grpo-s0").get("step"), "the training")
+    first.send_signal(signal.SIGKILL)
+    assert first.end().returncode == -signal.SIGKILL, "the study was killed while it trained"
+    again = forked.run(*command, timeout=1200)
     assert again.returncode == 0, again.stderr
     uninterrupted = {r["variant"]: r for r in table_of(place / "out")}
     for row in table_of(tmp_path / "out"):
@@ -317,11 +302,12 @@ def test_rows_pool_seeds(whole):
     assert rows["grpo"].problems == 12
 
 
-def test_the_demo_ends_with_a_table_traces_and_a_page(whole, capsys):
+def test_the_demo_ends_with_a_table_traces_and_a_page(whole):
     """The demo's way over a small study: what is done is kept, what failed is named, the page is made of the rest."""
     place, _ = whole
-    assert run_demo(place / "out", jobs=1, source=place / "small.yaml") is False
-    printed = capsys.readouterr().out
+    done = forked.run(forking.demo, place / "out", place / "small.yaml")
+    assert done.returncode == 1, done.stderr
+    printed = done.stdout
     assert "broken-s0 failed" in printed
     assert "pass@4" in printed
     assert "paired differences" in printed

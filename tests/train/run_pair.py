@@ -1,11 +1,9 @@
-"""Losses, gradients and noise of a few steps, for one process or several, whole or sharded: torchrun -m tests.train.run_pair.
+"""Losses, gradients and noise of a few steps, for one process or several, whole or sharded (tests/forked.py).
 
 One process start serves many cases: {"cases": {name: options}, "save": file, "model": folder, "out": folder, "fsdp": bool}.
 """
 
-import json
 import os
-import sys
 
 import torch
 from accelerate.state import AcceleratorState, PartialState
@@ -133,7 +131,3 @@ def main(job):
         done[name] = run(job["model"], folder, rows, options)
     if PartialState().is_main_process:
         torch.save(done, job["save"])
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))

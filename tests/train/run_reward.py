@@ -1,16 +1,12 @@
-"""Two ranks, the reward of one of them breaks: torchrun -m tests.train.run_reward '{"model": …, "out": …}'."""
+"""Two ranks, the reward of one of them breaks (tests/forked.py)."""
 
-import json
 import os
-import sys
 import time
 from pathlib import Path
 
 from sage_rlvr.errors import UserError
 
 from . import tiny
-
-RANK = os.environ.get("RANK", "0")
 
 
 class OnOneRank:
@@ -19,13 +15,13 @@ class OnOneRank:
     __name__ = "mine"
 
     def __init__(self, how):
-        self.how, self.calls = how, 0
+        self.how, self.calls, self.breaks = how, 0, os.environ["RANK"] == "1"
 
     def __call__(self, completions, **columns):
         self.calls += 1
-        if RANK == "1" and self.calls == 2:
+        if self.breaks and self.calls == 2:
             self.trainer._guard.limit = 1.0  # of the third call alone
-        if RANK == "1" and self.calls == 3:
+        if self.breaks and self.calls == 3:
             if self.how == "raises":
                 raise LookupError("the judge is gone")
             time.sleep(10_000)
@@ -39,8 +35,4 @@ def main(job):
         try:
             trainer.train()
         except UserError as error:
-            (out / f"said-{RANK}").write_text(f"{error}\n{type(error.__cause__).__name__}")
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+            (out / f"said-{os.environ['RANK']}").write_text(f"{error}\n{type(error.__cause__).__name__}")

@@ -51,9 +51,6 @@ def kill_before_the_list(step):
 
 
 def main(options):
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a test run in the background hands down one that is ignored
     torch.manual_seed(0)
     die_at = options.pop("die_at", None)
     resume = options.pop("resume", False)
@@ -74,7 +71,6 @@ def main(options):
 def command(folder, argv, where=None, step=0):
     """``sage-rlvr ARGV`` in that folder, with a Ctrl-C in the middle of one of PLACES (at that step), or two."""
     os.chdir(folder)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     if where is not None:
         owner, name = PLACES[where]
         inner = getattr(owner, name)

@@ -1,33 +1,21 @@
 """Two real processes over gloo against one process with the same global batch, on the same injected rollouts."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-from tests.paths import python_path
-
-from . import keeping, tiny
-
-ROOT = Path(__file__).parents[2]
+from .. import forked
+from . import keeping, run_pair, tiny
 
 
 def launch(processes, folder, cases, env=None, **job):
-    """Every case in one start of the processes: what each gave, by name."""
+    """Every case in one start of the processes, which find each other as torchrun's would: what each gave, by name."""
     save, model = folder / "saved.pt", folder / "model"
     job = {"cases": cases, "save": str(save), "model": tiny.folder(model), "out": str(folder / "out")} | job
-    command = [sys.executable]
     if processes > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    command += ["-m", "tests.train.run_pair", json.dumps(job)]
-    quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    env = os.environ | quiet | {"PYTHONPATH": python_path()} | (env or {})
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1200, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+        forked.ranks(run_pair.main, job, processes=processes, env=env)
+    else:
+        done = forked.run(run_pair.main, job, timeout=1200)
+        assert done.returncode == 0, done.stderr[-3000:]
     saved = torch.load(save, weights_only=True)
     assert {case["world"] for case in saved.values()} == {processes}
     return saved
@@ -107,11 +95,34 @@ ROW_METRICS = (
 TOKEN_METRICS = ("kl", "kl_ref", "entropy", "sage/pseudo_kl", "sage/q_mean", "sage/q_min", "sage/q_max", "sage/active")
 
 
+QUICK = {
+    "branch k3 grpo, lora",
+    "random k3",
+    "exact credit, groups across ranks",
+    "a quantile, accumulated",
+    "an anchor reset",
+}
+
+
+def each(*parts):
+    """The cases whose names have one of these; all but the quick ones are slow."""
+    names = [name for name in CASES if any(part in name for part in parts)]
+    return pytest.mark.parametrize(
+        "case", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in names]
+    )
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(request, tmp_path_factory):
+    """Of the cases that are asked for in this session."""
+    asked = {item.callspec.params["case"] for item in request.session.items if item.module is request.module}
     start = tiny.folder(tmp_path_factory.mktemp("start"))
     kept = {"keep_from": keeping.folder(tmp_path_factory.mktemp("of") / "kept", start)}
-    cases = {name: STEPS | options | (kept if "keep_from" in options else {}) for name, options in CASES.items()}
+    cases = {
+        name: STEPS | options | (kept if "keep_from" in options else {})
+        for name, options in CASES.items()
+        if name in asked
+    }
     return [launch(n, tmp_path_factory.mktemp(str(n)), cases) for n in (1, 2)]
 
 
@@ -124,7 +135,7 @@ def near(losses):
     return pytest.approx(losses, rel=1e-5, abs=1e-5 * max(map(abs, losses)))
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("")
 def test_two_processes_give_the_losses_gradients_and_weights_of_one(runs, case):
     one, two = (run[case] for run in runs)
     assert len(one["losses"]) == STEPS["max_steps"]
@@ -148,7 +159,7 @@ def same_metrics(one, two, keys):
                 assert b[key] == pytest.approx(a[key], rel=1e-5, abs=near_0), key
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("")
 def test_metrics_are_over_all_rows_not_over_a_ranks_own(runs, case):
     keys = ROW_METRICS
     if "gradient_accumulation_steps" not in CASES[case]:  # else tokens are averaged slice by slice, and slices differ
@@ -156,7 +167,7 @@ def test_metrics_are_over_all_rows_not_over_a_ranks_own(runs, case):
     same_metrics(runs[0][case], runs[1][case], keys)
 
 
-@pytest.mark.parametrize("case", [name for name in CASES if name.startswith(("random", "token"))])
+@each("random", "token k2")
 def test_noise_belongs_to_the_row_not_to_the_rank(runs, case):
     one, two = (run[case]["log_q"] for run in runs)
     rows = CASES[case].get("global_rows", 8)
@@ -170,7 +181,7 @@ def test_noise_belongs_to_the_row_not_to_the_rank(runs, case):
     assert not any(same), "two ranks drew the same noise"
 
 
-@pytest.mark.parametrize("case", [name for name in CASES if "quantile" in name])
+@each("quantile")
 def test_a_quantile_is_of_all_ranks_rows(runs, case):
     slices, uses = (CASES[case].get(name, 1) for name in ("gradient_accumulation_steps", "num_iterations"))
     one, two = ({(step // slices // uses, row): q for (step, row), q in run[case]["log_q"].items()} for run in runs)
@@ -186,18 +197,19 @@ def one_reset(log):
     return [entry["sage/anchor_resets"] for entry in log] == [0, 1, 1] and log[1]["kl_ref"] > 0 == log[2]["kl_ref"]
 
 
-@pytest.mark.parametrize("case", [name for name in CASES if "reset" in name])
+@each("reset")
 def test_every_ranks_reference_becomes_the_policy(runs, case):
     assert [one_reset(run[case]["log"]) for run in runs] == [True, True]
 
 
-def test_every_rank_has_the_head_that_one_process_would_have(runs):
-    for case in (name for name in CASES if name.startswith("value")):
-        (one,), (first, second) = (run[case]["head"] for run in runs)
-        assert torch.equal(first, second), "to the last bit"
-        assert one.tolist() == pytest.approx(first.tolist(), rel=1e-4, abs=1e-4)
-        assert one.any()
+@each("value")
+def test_every_rank_has_the_head_that_one_process_would_have(runs, case):
+    (one,), (first, second) = (run[case]["head"] for run in runs)
+    assert torch.equal(first, second), "to the last bit"
+    assert one.tolist() == pytest.approx(first.tolist(), rel=1e-4, abs=1e-4)
+    assert one.any()
 
 
-def test_what_rank_0_decides_holds_everywhere(runs):
-    assert [run["random k3"]["agreed"] for run in runs] == [[0], [0, 0]]
+@each("random k3")
+def test_what_rank_0_decides_holds_everywhere(runs, case):
+    assert [run[case]["agreed"] for run in runs] == [[0], [0, 0]]

@@ -62,18 +62,32 @@ def settings():
     return wanted
 
 
+QUICK = {"full, branch k3", "lora, branch k3"}
+
+
+def each(cases):
+    """All but the quick ones are slow."""
+    return pytest.mark.parametrize(
+        "case", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in cases]
+    )
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(request, tmp_path_factory):
+    """Every case, if one that is slow is asked for in this session."""
+    every = any(item.module is request.module and item.get_closest_marker("slow") for item in request.session.items)
     kept = {
         "keep_from": keeping.folder(
             tmp_path_factory.mktemp("of") / "kept", tiny.folder(tmp_path_factory.mktemp("start"))
         )
     }
-    same = {name: case | (kept if "keep_from" in case else {}) for name, case in SAME.items()}
+    same = {name: case | (kept if "keep_from" in case else {}) for name, case in SAME.items() if every or name in QUICK}
+    only = SHARDED_ONLY if every else {}
     one = launch(1, tmp_path_factory.mktemp("one"), same)
-    full = {name: case for name, case in (same | SHARDED_ONLY).items() if "lora" not in case}
-    lora = {name: case for name, case in (same | SHARDED_ONLY).items() if "lora" in case}
-    lora["lora, sampled"] = SHARDED_ONLY["sampled"] | {"lora": True}
+    full = {name: case for name, case in (same | only).items() if "lora" not in case}
+    lora = {name: case for name, case in (same | only).items() if "lora" in case}
+    if every:
+        lora["lora, sampled"] = SHARDED_ONLY["sampled"] | {"lora": True}
     folder = tmp_path_factory.mktemp("fsdp")
     sharded = launch(2, folder, full | lora, env=settings(), fsdp=True)
     return SimpleNamespace(one=one, sharded=sharded, folder=folder)
@@ -90,7 +104,7 @@ def test_every_parameter_is_a_shard(runs):
     assert not any(any(case["sharded"].values()) for case in runs.one.values())
 
 
-@pytest.mark.parametrize("case", SAME)
+@each(SAME)
 def test_shards_give_the_losses_and_gradients_of_one_process(runs, case):
     one, two = runs.one[case], runs.sharded[case]
     assert two["losses"] == near(one["losses"])
@@ -101,7 +115,7 @@ def test_shards_give_the_losses_and_gradients_of_one_process(runs, case):
     same_metrics(one, two, ROW_METRICS + TOKEN_METRICS)
 
 
-@pytest.mark.parametrize("case", [name for name, options in SAME.items() if options["guide"] != "none"])
+@each(name for name, options in SAME.items() if options["guide"] != "none")
 def test_the_guide_shapes_the_anchor_of_a_sharded_model(runs, case):
     for log in runs.sharded[case]["log"]["value" in case :]:  # a head begins without an opinion
         assert log["sage/active"] > 0.5
@@ -109,13 +123,14 @@ def test_the_guide_shapes_the_anchor_of_a_sharded_model(runs, case):
         assert log["kl"] != pytest.approx(log["kl_ref"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_sharded_run_goes_on_from_its_checkpoint(runs):
     whole = runs.one["full, random k3"]["losses"]
     assert runs.sharded["interrupted"]["losses"] + runs.sharded["resumed"]["losses"] == near(whole)
     assert len(runs.sharded["resumed"]["losses"]) == 1
 
 
-@pytest.mark.parametrize("case", ["full, reset", "lora, reset"])
+@each(["full, reset", "lora, reset"])
 def test_a_sharded_reference_becomes_the_policy_and_is_saved(runs, case):
     whole, resumed = runs.sharded[case], runs.sharded[f"{case}, on"]
     assert one_reset(whole["log"])
@@ -127,7 +142,7 @@ def test_a_sharded_reference_becomes_the_policy_and_is_saved(runs, case):
     assert {"sage_reference_0.pt", "sage_reference_1.pt"} <= listed.keys()
 
 
-@pytest.mark.parametrize("case", ["rank 1's state damaged", "the optimizer damaged"])
+@each(["rank 1's state damaged", "the optimizer damaged"])
 def test_all_ranks_take_the_checkpoint_before_a_damaged_one(runs, case):
     """The last step is taken again; the list holds what every rank wrote."""
     assert runs.sharded[case]["losses"] == near(runs.sharded["resumed"]["losses"])
@@ -141,7 +156,7 @@ def test_all_ranks_take_the_checkpoint_before_a_damaged_one(runs, case):
     assert (saved / "damaged" / "checkpoint-3").is_dir()
 
 
-@pytest.mark.parametrize("case", ["sampled", "lora, sampled"])
+@each(["sampled", "lora, sampled"])
 def test_a_sharded_model_samples_with_stop_strings(runs, case):
     """Step after step: putting the tokenizer into generate must leave FSDP's own generate in place."""
     log = runs.sharded[case]["log"]

@@ -205,6 +205,7 @@ FLAGS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_in_two_processes_stops_on_either_signal_with_a_checkpoint_and_goes_on(tmp_path):
     """Ctrl-C is a person's, SIGTERM a scheduler's (SLURM): the second run goes on from the first one's checkpoint. That two
     processes come to the end of a run is in tests/test_working_directory.py."""

@@ -1,6 +1,6 @@
 """Guide off: bit for bit GRPOTrainer. Guide on: an independent formula, from METHOD, on full logits. Same grid."""
 
-from itertools import product
+from itertools import combinations, product
 
 import pytest
 import torch
@@ -14,7 +14,33 @@ from . import tiny
 LOSSES = ["grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo", "sequence"]
 SCHEDULES = [(1, 1, 1), (2, 2, 1), (2, 4, 2)]  # accumulation, steps per generation, iterations
 TUNING = ["full", "lora"]
-GRID = list(product(LOSSES, SCHEDULES, TUNING))
+
+
+def thinned(*axes):
+    """Every cell of three axes. Half of them have every pair of settings; the other half is slow."""
+    cells = product(*map(enumerate, axes))
+    return [
+        pytest.param(*(value for _, value in cell), marks=[pytest.mark.slow] * (sum(i for i, _ in cell) % 2))
+        for cell in cells
+    ]
+
+
+GRID = thinned(LOSSES, SCHEDULES, TUNING)
+PASSES = [
+    ({"guide": "branch"}, 0),
+    ({"guide": "tempered", "anchor_estimator": "k2"}, 0),
+    ({"guide": "branch", "guide_args": {"source": "reference"}}, 0),
+    ({"guide": "branch", "anchor_estimator": "k1-reward"}, 1),
+    ({"guide": "branch-quantile"}, 1),
+]
+
+
+@pytest.mark.parametrize("axes", [(LOSSES, SCHEDULES, TUNING), (range(len(PASSES)), SCHEDULES, TUNING)])
+def test_the_fast_cells_have_every_pair_of_settings(axes):
+    fast = [cell.values for cell in thinned(*axes) if not cell.marks]
+    assert 2 * len(fast) == len(thinned(*axes))
+    for a, b in combinations(range(3), 2):
+        assert {(cell[a], cell[b]) for cell in fast} == set(product(axes[a], axes[b]))
 
 
 def options(loss, schedule, **more):
@@ -317,21 +343,10 @@ def test_to_go_credit_is_per_token(folder, tmp_path):
 # ---- passes, holding, schedules ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tuning", TUNING)
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize(
-    ("more", "extra"),
-    [
-        ({"guide": "branch"}, 0),
-        ({"guide": "tempered", "anchor_estimator": "k2"}, 0),
-        ({"guide": "branch", "guide_args": {"source": "reference"}}, 0),
-        ({"guide": "branch", "anchor_estimator": "k1-reward"}, 1),
-        ({"guide": "branch-quantile"}, 1),
-    ],
-)
-def test_number_of_forward_passes(folder, tmp_path, tuning, schedule, more, extra):
+@pytest.mark.parametrize(("case", "schedule", "tuning"), thinned(PASSES, SCHEDULES, TUNING))
+def test_number_of_forward_passes(folder, tmp_path, case, schedule, tuning):
     """As many as plain GRPO's; what takes the whole batch one more, where TRL makes no pass of its own."""
-    counts = {}
+    (more, extra), counts = case, {}
     for name, cls, config_cls, kwargs in (
         ("ours", SAGETrainer, SAGEConfig, more),
         ("trl", GRPOTrainer, GRPOConfig, {}),

@@ -98,7 +98,17 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = {
+    "aligned",
+    "inside the rollout buffer",
+    "held at first use",
+    "kept answers",
+    "after an anchor reset",
+    "a head that learns",
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in CASES])
 def test_kill_and_resume_changes_nothing(model, whole, tmp_path, case):
     options = CASES[case]
     die_at = options["max_steps"] - 2

@@ -3,10 +3,7 @@
 import asyncio
 import contextlib
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -18,11 +15,10 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.tasks import expressions, task_reward
 from sage_rlvr.train import SAGEConfig, reward_guard
 from sage_rlvr.train.checkpoint import last_complete
-from tests.paths import python_path
 
-from . import tiny
+from .. import forked
+from . import run_reward, tiny
 
-ROOT = Path(__file__).parents[2]
 FOREVER = 10_000  # seconds: longer than any test may take
 
 
@@ -242,12 +238,7 @@ def test_errors_of_a_scorer_are_logged_and_the_run_goes_on(folder, tmp_path, mon
 
 def test_all_ranks_stop_together(tmp_path):
     job = {"model": tiny.folder(tmp_path / "model"), "out": str(tmp_path)}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += ["-m", "tests.train.run_reward", json.dumps(job)]
-    quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    env = os.environ | quiet | {"PYTHONPATH": python_path()}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1200, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    forked.ranks(run_reward.main, job, processes=2)
     expected = {
         "raises": ("raised LookupError: the judge is gone", "LookupError"),
         "blocks": ("took longer than", "Overtime"),

@@ -1,8 +1,6 @@
 """``sage-rlvr train`` from the outside: recipes and flags, SFT then RL on local files, run again, refused changes."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from sage_rlvr.models import load_model
 from sage_rlvr.train import run
 from sage_rlvr.train.checkpoint import last_complete
 
+from .. import forked
 from . import tiny
 
 ROOT = Path(__file__).parents[2]
@@ -239,10 +238,7 @@ def test_the_example_runs(tmp_path):
     code = (ROOT / "examples" / "grpo_to_sage.py").read_text()
     assert len(code.splitlines()) <= 50
     assert code.count("← was:") == 2
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples" / "grpo_to_sage.py"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=1200, check=False,
-    )  # fmt: skip
+    done = forked.run(forked.script, ROOT / "examples" / "grpo_to_sage.py", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "20/20  reward" in done.stdout
 

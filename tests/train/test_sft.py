@@ -2,9 +2,7 @@
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
+import signal
 from typing import ClassVar
 
 import pytest
@@ -19,6 +17,7 @@ from sage_rlvr.models import load_model, load_tokenizer
 from sage_rlvr.tasks import PAPER_CHAT_TEMPLATE, Problem, sft_rows
 from sage_rlvr.train.checkpoint import last_complete
 from sage_rlvr.train.sft import RECORD, SFTRun, from_recipe, run_sft, tokenised
+from tests import forked
 from tests.models import tiny
 
 ROWS = [{"prompt": f"{a}+{b}=", "completion": str(a + b)} for a in range(6) for b in range(4)]
@@ -237,28 +236,21 @@ def test_the_reference_of_full_fine_tuning_is_the_model_after_sft(tmp_path, base
 
 # ---- resuming ----------------------------------------------------------------------------------------------------
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from transformers import TrainerCallback
-sys.path.insert(0, sys.argv[3])
-from tests.train.test_sft import ROWS, SFTRun, config, run_sft
 
 class Kill(TrainerCallback):
     def on_step_end(self, args, state, control, **kw):
         if state.global_step == 5:
             os.kill(os.getpid(), signal.SIGKILL)
 
-run_sft(SFTRun(model=sys.argv[1], keep="adapter", lora_dropout=0.1), config(sys.argv[2]), ROWS, callbacks=[Kill()])
-"""
+
+def killed(model, out):
+    run = SFTRun(model=model, keep="adapter", lora_dropout=0.1)
+    run_sft(run, config(out), ROWS, callbacks=[Kill()])
 
 
 def test_a_killed_stage_goes_on_from_its_last_complete_checkpoint(tmp_path, base):
-    root = str(Path(__file__).parents[2])
-    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    arguments = [sys.executable, "-c", KILLED, str(base), str(tmp_path / "killed"), root]
-    done = subprocess.run(arguments, env=env, check=False, timeout=1200, capture_output=True, text=True)
-    assert done.returncode == -9, done.stderr
+    done = forked.run(killed, str(base), str(tmp_path / "killed"))
+    assert done.returncode == -signal.SIGKILL, done.stderr
     half = tmp_path / "killed" / "checkpoint-6"  # a save cut short: weights there, the state not
     half.mkdir()
     (half / "adapter_model.safetensors").write_bytes(b"half")

@@ -1,0 +1,76 @@
+"""``sage-rlvr study`` and its runs, forked instead of started (tests/forked.py): the same processes, without their imports.
+
+That runs start with nothing, or from the study's own warm process, is asked in test_warm.py and in the tests marked slow.
+"""
+
+import multiprocessing as mp
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from sage_rlvr import cli
+from sage_rlvr.demo import run_demo
+from sage_rlvr.study import job
+from sage_rlvr.study import run as study_run
+
+
+class Job:
+    """A run, handled like a subprocess."""
+
+    def __init__(self, out: Path, run: str, *rest: Any):
+        self._process = mp.get_context("fork").Process(target=_job, args=(str(out), run))
+        self._process.start()
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float) -> int | None:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(f"run {self.pid}", timeout)
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _job(out: str, run: str) -> None:
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    folder = Path(out, run)
+    folder.mkdir(parents=True, exist_ok=True)
+    log = os.open(folder / study_run.LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        stream.flush()
+        os.dup2(log, number)
+    sys.exit(job.main(out, run))
+
+
+def study(*argv: Any) -> None:
+    """``sage-rlvr study ARGV``, as the target of a forked process."""
+    _fork_runs()
+    sys.exit(cli.main(["study", *map(str, argv)]))
+
+
+def demo(out: Path, source: Path) -> None:
+    """The demo over that study, likewise; exits with 1 where it answers False."""
+    _fork_runs()
+    sys.exit(not run_demo(out, jobs=1, source=source))
+
+
+def _fork_runs() -> None:
+    study_run._start = Job
+    study_run.Warm = lambda env: SimpleNamespace(importing=lambda: False, close=lambda: None)
