@@ -43,7 +43,7 @@ GUESSED = ("knights-knaves",)  # solved by guessing as often as we sample: the m
 LOOK, EXPLORER = "look.json", "explorer.html"  # beside the records: benchmarks/gpu/look.py
 TAILS = (0.9, 0.99)
 LOGGED = ("reward", "entropy", "kl_ref", "sage/q_mean", "sage/active", "sage/bonus_to_reward")
-DRAWN = {"entropy": "entropy (nats a token)", "kl_ref": "KL to the plain reference"}
+DRAWN = {"entropy": "entropy (nats per token)", "kl_ref": "KL to the plain reference"}
 
 
 @dataclass
@@ -88,7 +88,7 @@ def study_page(records: Path, work: Path) -> Page:
             as_markdown(own),
             f"{own[0].problems} problems, n = {n}; means over seeds, 95% intervals over problems and, where there are several, "
             "seeds. Distinct right: "
-            f"distinct right answers a problem in {n} samples. Lost, gained: problems solved in {n} samples by the base "
+            f"distinct right answers per problem in {n} samples. Lost, gained: problems solved in {n} samples by the base "
             "only, by the trained model only. Tokens: of a sample; truncated: samples that reached the longest length.",
         )
         if any(row.variant != "base" for row in own):
@@ -250,7 +250,7 @@ def look_part(page: Page, records: Path) -> None:
         about = ", ".join(f"{problem} of {task}" for task, problem in found["chosen"])
         page.add(
             "### Tokens",
-            f"[A page of tokens]({page.name}-{EXPLORER}): {about}. One problem a task, chosen because the runs differ most on "
+            f"[A page of tokens]({page.name}-{EXPLORER}): {about}. One problem per task, chosen because the runs differ most on "
             "it: its numbers are no results.",
         )
 

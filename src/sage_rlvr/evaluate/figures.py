@@ -52,7 +52,7 @@ def pass_at_k_figure(
             ax.xaxis.set_major_locator(FixedLocator(ks[:: -(-len(ks) // 9)]))
             ax.xaxis.set_minor_locator(NullLocator())
             ax.xaxis.set_major_formatter(FuncFormatter(lambda k, _: f"{k:g}"))
-            ax.set(title=panel, xlabel="k (samples a problem)", ylim=(0, 1.02))
+            ax.set(title=panel, xlabel="k (samples per problem)", ylim=(0, 1.02))
             ax.spines[["top", "right"]].set_visible(False)
             ax.grid(alpha=0.25)
         for ax in grid.flat[len(panels) :]:

@@ -105,7 +105,7 @@ def _pass_figure(
             ks = sorted({k for by in (curves.get(title, {}), points.get(title, {})) for c in by.values() for k in c})
             ax.set_xscale("log", base=2)
             log_scale(ax.xaxis, ks[:: -(-len(ks) // 9)])
-            ax.set(title=title, xlabel="k (samples a problem)", ylim=(0, 1.02))
+            ax.set(title=title, xlabel="k (samples per problem)", ylim=(0, 1.02))
         for ax in axes.flat[len(titles) :]:
             ax.set_visible(False)
         axes[0, 0].set_ylabel("pass@k")

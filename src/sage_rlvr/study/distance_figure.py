@@ -33,7 +33,7 @@ def draw_distance(path: str | Path, runs: Sequence[Run], references: Sequence[st
                     line(i) | {"ls": "none"} | ({"mfc": "none"} if i >= len(MARK) else {})
                 )  # the second round is hollow
                 ax.plot(*zip(*(_mean(arm, k) for arm in arms[family].values())), label=family, **style)
-            ax.set_xlabel("KL to the plain reference, nats a token")
+            ax.set_xlabel("KL to the plain reference, nats per token")
             ax.set_title(f"pass@{k}")
         legend(figure, axes)
         told = "; ".join(f"{f.family} {f.above[n].mean:+.3f}" for f in found)
