@@ -131,7 +131,7 @@ def test_what_theory_says_of_that_run():
     q = math.exp(log_q)
     assert f"ends with h = {short(h, 4)}, and Branch gives it log q = {short(log_q, 4)} per token" in theory
     assert (
-        f"(1 − h)·q = {(1 - h) * q:.3f}: in this picture the optimum of Eq. 6 cuts {((1 - h) * q - 1) / (q - 1):.0%}"
+        f"$(1-h)\\,q$ = {(1 - h) * q:.3f}: in this picture the optimum of Eq. 6 cuts {((1 - h) * q - 1) / (q - 1):.0%}"
         in theory
     )
     assert f"the model itself, {mean('completions/clipped_ratio', first):.0%} at 1,024 tokens" in theory

@@ -171,8 +171,8 @@ class SampleStore:
     def _learn(self, given: dict[str, Any]) -> None:
         if INPUTS in given and INPUTS not in self.settings and self.shards():
             _log.warning(
-                "%s was begun by a release that stored a fingerprint of the weights alone. Whether its config, tokenizer and chat template "
-                "have changed since cannot be checked; from now on they are.",
+                "%s was begun by a release that checked the weights alone. Whether its config, tokenizer and chat template have "
+                "changed since cannot be known; from now on they are checked.",
                 self.folder,
             )
         now = learned(self.settings, given)
