@@ -15,7 +15,7 @@ LETTERS = {
 SIGNS = {
     "cdot": "·", "propto": "∝", "in": "∈", "le": "≤", "ge": "≥", "ne": "≠", "approx": "≈", "to": "→", "mid": "|", "parallel": "‖",
     "neg": "¬", "nabla": "∇", "sum": "∑", "prod": "∏", "ldots": "…", "{": "{", "}": "}", "sup": "sup", "inf": "inf",
-    "times": "×", "pm": "±",
+    "times": "×", "pm": "±", "lvert": "|", "rvert": "|",
 }  # fmt: skip
 NAMES = {"log", "exp", "min", "max", "logit", "tanh"}
 LARGE = {"∑", "∏", "sup", "inf"}
