@@ -1,7 +1,8 @@
 """Formulas of the pages as MathML, made when the site is built: a browser draws them itself, and nothing is fetched.
 
 `$…$` in a line and `$$…$$` on its own hold a small part of LaTeX, or plain Unicode letters; GitHub draws the same source. A
-command that is not known here stops the build with its page. A letter with an index in a sentence (π_ref) needs no `$`.
+command that is not known here stops the build with its page. A letter with an index in a sentence
+(π_ref, q·π_ref) needs no `$`.
 """
 
 import re
@@ -136,7 +137,7 @@ def sign(text: str) -> str:
 
 CODE = re.compile(r"(^ *(`{3,}|~{3,}).*?^ *\2\s*?$|(?<!`)(`+)(?!`).*?(?<!`)\3(?!`))", re.S | re.M)
 SHOWN = re.compile(r"\$\$(.+?)\$\$", re.S)
-INDEXED = re.compile(r"(?<![\w`.#-])([πHqVyZ])_(ref|old|base|t)\b(?!`)")  # in a sentence, without $
+INDEXED = re.compile(r"(?<![\w`.#-])(q·)?([πHqVyZ])_(ref|old|base|t)\b(?!`)")  # in a sentence, without $
 INLINE = re.compile(r"(?<![\w$\\])\$(?=\S)([^$\n]+?)(?<=\S)\$(?![\w$])")
 
 
@@ -152,7 +153,7 @@ def render(markdown: str) -> str:
 def _formulas(text: str) -> str:
     text = SHOWN.sub(lambda m: Formula(m[1], display=True).mathml(), text)
     text = INLINE.sub(lambda m: Formula(m[1]).mathml(), text)
-    return INDEXED.sub(lambda m: Formula(rf"{m[1]}_{{\text{{{m[2]}}}}}").mathml(), text)
+    return INDEXED.sub(lambda m: Formula(rf"{'q' * bool(m[1])}\,{m[2]}_{{\text{{{m[3]}}}}}").mathml(), text)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
