@@ -102,7 +102,7 @@ class Formula:
         if name == "frac":
             return f"<mfrac>{self.atom()}{self.atom()}</mfrac>"
         if name == "binom":
-            return f'{sign("(")}<mfrac linethickness="0">{self.atom()}{self.atom()}</mfrac>{sign(")")}'
+            return f'<mrow><mo>(</mo><mfrac linethickness="0">{self.atom()}{self.atom()}</mfrac><mo>)</mo></mrow>'
         if name == "sqrt":
             return f"<msqrt>{self.atom()}</msqrt>"
         if name in ACCENTS:
@@ -153,7 +153,7 @@ def render(markdown: str) -> str:
 def _formulas(text: str) -> str:
     text = SHOWN.sub(lambda m: Formula(m[1], display=True).mathml(), text)
     text = INLINE.sub(lambda m: Formula(m[1]).mathml(), text)
-    return INDEXED.sub(lambda m: Formula(rf"{'q' * bool(m[1])}\,{m[2]}_{{\text{{{m[3]}}}}}").mathml(), text)
+    return INDEXED.sub(lambda m: Formula(f"{m[1] or ''}{m[2]}_{{\\text{{{m[3]}}}}}".replace("·", "\\,")).mathml(), text)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -65,7 +65,7 @@ class SAGEConfig(GRPOConfig):
     anchor_reset: int = field(
         default=0,
         metadata={
-            "help": "ProRL: every N optimizer steps the reference becomes the policy, with an adapter too. 0: never."
+            "help": "ProRL: optimizer steps after which the reference becomes the policy, with an adapter too. 0: never."
         },
     )
     dynamic_sampling: int = field(
