@@ -1,7 +1,8 @@
 """Formulas of the pages as MathML, made when the site is built: a browser draws them itself, and nothing is fetched.
 
 `$…$` in a line and `$$…$$` on its own hold a small part of LaTeX, or plain Unicode letters; GitHub draws the same source. A
-command that is not known here stops the build with its page.
+command that is not known here stops the build with its page. A letter with an index in a sentence
+(π_ref, q·π_ref) needs no `$`.
 """
 
 import re
@@ -15,10 +16,11 @@ LETTERS = {
 SIGNS = {
     "cdot": "·", "propto": "∝", "in": "∈", "le": "≤", "ge": "≥", "ne": "≠", "approx": "≈", "to": "→", "mid": "|", "parallel": "‖",
     "neg": "¬", "nabla": "∇", "sum": "∑", "prod": "∏", "ldots": "…", "{": "{", "}": "}", "sup": "sup", "inf": "inf",
-    "times": "×", "pm": "±",
+    "times": "×", "pm": "±", "lvert": "|", "rvert": "|",
 }  # fmt: skip
-NAMES = {"log", "exp", "min", "max", "logit"}
+NAMES = {"log", "exp", "min", "max", "logit", "tanh"}
 LARGE = {"∑", "∏", "sup", "inf"}
+ACCENTS = {"tilde": "~", "hat": "^", "bar": "¯"}
 SPACES = {",": "0.17em", ";": "0.28em", "quad": "1em", "qquad": "2em"}
 TOKEN = re.compile(r"\\[A-Za-z]+|\\.|\d+(?:\.\d+)?|\s+|.", re.S)
 
@@ -99,8 +101,12 @@ class Formula:
             return f"<mi>{ {'E': '𝔼', 'R': 'ℝ'}[self.braces()] }</mi>"
         if name == "frac":
             return f"<mfrac>{self.atom()}{self.atom()}</mfrac>"
-        if name in ("tilde", "hat"):
-            return f'<mover accent="true">{self.atom()}<mo>{"~" if name == "tilde" else "^"}</mo></mover>'
+        if name == "binom":
+            return f'<mrow><mo>(</mo><mfrac linethickness="0">{self.atom()}{self.atom()}</mfrac><mo>)</mo></mrow>'
+        if name == "sqrt":
+            return f"<msqrt>{self.atom()}</msqrt>"
+        if name in ACCENTS:
+            return f'<mover accent="true">{self.atom()}<mo>{ACCENTS[name]}</mo></mover>'
         if name in LETTERS:
             return f"<mi>{LETTERS[name]}</mi>"
         if name in NAMES:
@@ -131,6 +137,7 @@ def sign(text: str) -> str:
 
 CODE = re.compile(r"(^ *(`{3,}|~{3,}).*?^ *\2\s*?$|(?<!`)(`+)(?!`).*?(?<!`)\3(?!`))", re.S | re.M)
 SHOWN = re.compile(r"\$\$(.+?)\$\$", re.S)
+INDEXED = re.compile(r"(?<![\w`.#-])(q·)?([πHqVyZ])_(ref|old|base|t)\b(?!`)")  # in a sentence, without $
 INLINE = re.compile(r"(?<![\w$\\])\$(?=\S)([^$\n]+?)(?<=\S)\$(?![\w$])")
 
 
@@ -145,7 +152,8 @@ def render(markdown: str) -> str:
 
 def _formulas(text: str) -> str:
     text = SHOWN.sub(lambda m: Formula(m[1], display=True).mathml(), text)
-    return INLINE.sub(lambda m: Formula(m[1]).mathml(), text)
+    text = INLINE.sub(lambda m: Formula(m[1]).mathml(), text)
+    return INDEXED.sub(lambda m: Formula(f"{m[1] or ''}{m[2]}_{{\\text{{{m[3]}}}}}".replace("·", "\\,")).mathml(), text)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -37,11 +37,11 @@ def test_what_cannot_be_read_is_one_sentence_that_names_the_file(tmp_path, kind)
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        ({"pid": "abc", "host": "h"}, "pid is 'abc', where a value of type int is due"),
-        ({"pid": True, "host": "h"}, "pid is 'True', where"),
-        ({"pid": None, "host": "h"}, "pid is 'None', where"),
-        ({"host": "h"}, "pid is missing, where"),
-        ({"pid": 1, "host": 2}, "host is '2', where a value of type str or NoneType is due"),
+        ({"pid": "abc", "host": "h"}, "pid is 'abc', and must be of type int"),
+        ({"pid": True, "host": "h"}, "pid is 'True', and must"),
+        ({"pid": None, "host": "h"}, "pid is 'None', and must"),
+        ({"host": "h"}, "pid is missing, and must"),
+        ({"pid": 1, "host": 2}, "host is '2', and must be of type str or NoneType"),
         ([1], "holds a list, not an object"),
         ("x", "holds a str, not an object"),
     ],

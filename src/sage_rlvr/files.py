@@ -11,7 +11,7 @@ from sage_rlvr.errors import UserError
 
 RESTORE = "restore it from a copy, or make it again"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# a person can mend these, where the path is one that they named
+# a person can fix these, where the path is one that they named
 OF_A_PATH = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
 
 
@@ -61,7 +61,7 @@ def _check(path: str | Path, content: Any, mend: str, fields: dict[str, Any]) ->
             kinds = kind if isinstance(kind, tuple) else (kind,)
             wanted = " or ".join(k.__name__ for k in kinds)
             had = f"is {str(value)[:40]!r}" if name in content else "is missing"
-            raise UserError(f"{path}: {name} {had}, where a value of type {wanted} is due; {mend}.")
+            raise UserError(f"{path}: {name} {had}, and must be of type {wanted}; {mend}.")
 
 
 def _why(e: Exception) -> str:

@@ -48,7 +48,9 @@ def majority_at_k(answers: Sequence[Any], correct: ArrayLike, k: int, draws: int
     """
     right = np.asarray(correct, dtype=bool)
     if len(answers) != right.size:
-        raise UserError(f"majority_at_k: {len(answers)} answers but {right.size} verdicts; give one verdict an answer.")
+        raise UserError(
+            f"majority_at_k: {len(answers)} answers but {right.size} verdicts; give one verdict per answer."
+        )
     if not 1 <= k <= right.size:
         raise UserError(f"majority_at_k: k={k} with n={right.size} samples; k must lie in 1..n.")
     labels = list(dict.fromkeys(a for a in answers if a is not None))
@@ -86,7 +88,7 @@ def support_metrics(base_solved: ArrayLike, trained_solved: ArrayLike) -> Suppor
     if base.shape != trained.shape or base.ndim != 1:
         raise UserError(
             f"support_metrics: base_solved has shape {base.shape}, trained_solved {trained.shape}; "
-            "give one entry a problem, the same problems in the same order."
+            "give one entry per problem, the same problems in the same order."
         )
     p, e = int((base & trained).sum()), int((~base & trained).sum())
     s, o = int((base & ~trained).sum()), int((~base & ~trained).sum())

@@ -239,7 +239,7 @@ def test_its_state_goes_on_where_it_stopped_and_draws_no_number(width):
         make_guide("value", kappa=2.0, width=width).load_state_dict(kept(cut.state_dict()))
     other = make_guide("value", width=width)
     other.load_state_dict(kept(cut.state_dict()))
-    with pytest.raises(UserError, match="value head reads 6 numbers a token and this model has 4"):
+    with pytest.raises(UserError, match="value head reads 6 numbers per token and this model has 4"):
         other(replace(s, hidden=s.hidden[..., :4]))
 
 

@@ -23,6 +23,11 @@ RATIO = "<msub><mi>π</mi><mrow><mtext>ref</mtext></mrow></msub>"
         (r"\log q", '<mi>log</mi><mspace width="0.17em"/><mi>q</mi>'),
         (r"\sum_t", "<msub><mo>∑</mo><mi>t</mi></msub>"),
         ("π < 1", "<mi>π</mi><mo>&lt;</mo><mn>1</mn>"),
+        (r"\sqrt{x}", "<msqrt><mrow><mi>x</mi></mrow></msqrt>"),
+        (
+            r"\binom{N}{k}",
+            '<mrow><mo>(</mo><mfrac linethickness="0"><mrow><mi>N</mi></mrow><mrow><mi>k</mi></mrow></mfrac><mo>)</mo></mrow>',
+        ),
     ],
 )
 def test_known_formulas(latex, inside):
@@ -37,6 +42,12 @@ def test_code_and_shell_variables_are_left_alone():
     text = "`$x$` and $HOME, ``a `$y$` ``\n\n```bash\necho $A $B\n```\n"
     assert render(text) == text
     assert render("cost $q$ now") == "cost " + Formula("q").mathml() + " now"
+
+
+def test_a_letter_with_an_index_needs_no_dollars():
+    drawn = Formula(r"q\,π_{\text{ref}}").mathml()
+    assert render("toward q·π_ref, not `π_ref`") == f"toward {drawn}, not `π_ref`"
+    assert render("set V_top and my_q_t.md#q_t") == "set V_top and my_q_t.md#q_t"
 
 
 @pytest.mark.parametrize("wrong", [r"\alhpa", "{x", r"\text{x", r"\frac{1}", "x_"])

@@ -74,7 +74,7 @@ def test_the_gpu_agrees_with_the_cpu_within_what_is_said():
 def test_the_step_without_generation():
     found, shown = load("step.json"), tables("Measured without generation")
     assert shown.pop("trainer") == [["time", "peak memory"]]
-    assert shown.pop("tokens") == [["time", "a token", "peak memory"]]
+    assert shown.pop("tokens") == [["time", "per token", "peak memory"]]
     for name, row in found["c"].items():
         cells = [f"{row['ms']:.0f} ms", f"{row['us_per_token']:.1f} µs", f"{row['peak_gib']:.1f} GiB"]
         assert shown.pop(f"{int(name.split()[0]):,}") == [cells]

@@ -19,69 +19,46 @@ pytestmark = needs_records
 REAL = (ROOT / "docs" / "evidence" / "real_model.md").read_text(encoding="utf-8")
 FAQ = next((ROOT / "docs").rglob("faq.md")).read_text(encoding="utf-8")
 LOOKED = ROOT / "results" / "gpu" / "qwen1.5b"
+NOTES = " ".join(PAGE.split("### The real model")[1].split())
 
 
 def test_the_real_models_first_attempt_is_told_as_its_logs_have_it():
-    said = PAGE.split("the real model's first attempt stops")[1].split("the second attempt, before any")[0]
-    rewards, still, groups = [], [], []
+    said = NOTES.split("the first attempt stops")[1].split("the second attempt, before any")[0]
+    rewards, still = [], []
     for arm in ("grpo", "branch", "tempered"):
         with gzip.open(ROOT / "results" / "gpu" / "stopped" / "qwen1.5b_lr6e-5" / f"{arm}-s0.jsonl.gz", "rt") as f:
             log = [json.loads(line) for line in f]
         assert len(log) == 80
-        name = {"grpo": "GRPO"}.get(arm, arm.capitalize())
         halves = [short(np.mean([e["reward"] for e in log[part]])) for part in (slice(40), slice(40, 80))]
-        rewards.append(f"{name} {', '.join(halves)}")
+        rewards.append(", ".join(halves))
         still.append(np.mean([e["frac_reward_zero_std"] for e in log]))
-        groups.append((1 - still[-1]) * 8 * 80)
         assert f"{np.mean([e['kl_ref'] for e in log[-10:]]):.4f}" == "0.0003"
-        assert round(np.median([e["step_time"] for e in log])) == 13
     assert "; ".join(rewards) in said
-    assert "ends at .0003 a token in all three" in said
-    assert "In {:.0%}, {:.0%} and {:.0%} of the groups".format(*still) in said
-    assert 115 < min(groups) < max(groups) < 140, "some 120 to 135"
+    assert "ends at .0003 per token" in said
+    assert f"In {min(still):.0%} to {max(still):.0%} of the groups" in said
 
 
 def test_the_real_models_rate_is_chosen_as_the_protocol_says_and_told_as_its_logs_have_it():
-    said = PAGE.split("the second attempt: 389 problems, 6e-4.")[1]
+    said = NOTES.split("389 problems, 6e-4.")[1]
     reach = json.loads(ROOT.joinpath("src", "sage_rlvr", "studies", "qwen1.5b_reach.json").read_text())
     right = [r for r, n in reach["problems"].values() if n == 8]
     some, never = sum(0 < r < 8 for r in right), right.count(0)
     assert (len(right), right.count(8)) == (2000, 0)
-    assert f"on {some}, never right on {never:,}, always right on none; {sum(right) / 16000:.1%} of the 16,000" in said
-    assert f"{reach['wall_s'] / 60:.1f} minutes, {['', 'one', 'two', 'three', 'four'][reach['jobs']]} engines" in said
-    halves, still, kl = {}, [], []
+    assert f"on {some} of 2,000 problems, never on {never:,}; {sum(right) / 16000:.1%} of its samples are right" in said
+    halves = {}
     for rate in ("2e-4", "6e-4"):
         file = ROOT / "results" / "gpu" / "qwen1.5b" / "rates" / f"grpo-s0_lr{rate}.jsonl.gz"
         with gzip.open(file, "rt") as f:
             log = [e for e in map(json.loads, f) if "loss" in e]
         assert len(log) == 80
         halves[rate] = [np.mean([e["reward"] for e in part]) for part in (log[:40], log[40:])]
-        still.append(np.mean([e["frac_reward_zero_std"] for e in log]))
-        kl.append(np.mean([e["kl_ref"] for e in log[-10:]]))
     assert "; ".join(f"{', '.join(map(short, h))} at {rate}" for rate, h in halves.items()) in said
-    above, gained = halves["6e-4"][1] - halves["2e-4"][1], halves["6e-4"][1] - halves["6e-4"][0]
-    assert above > 0.01
-    assert gained > 0.02
-    assert f"which is {short(above)} above" in said
-    assert f"last 40 steps are {short(gained)} above its first" in said
+    assert halves["6e-4"][1] - halves["2e-4"][1] > 0.01
+    assert halves["6e-4"][1] - halves["6e-4"][0] > 0.02
     train = load_study("qwen1.5b").train
     assert train["learning_rate"] == 6e-4
     taken = tallies(train["within_reach"], train["task"])
     assert sum(0 < r < n for r, n in taken.values()) == some
-    assert "ends at {} and {} a token".format(*(f"{x:.4f}"[1:] for x in kl)) in said
-    assert "{:.0%} and {:.0%} of the groups".format(*still) in said
-
-    def mean(key, part):
-        return np.mean([e[key] for e in part])
-
-    length = [mean("completions/mean_length", part) for part in (log[:10], log[-10:])]
-    assert "from {:.0f} tokens (first 10 steps) to {:.0f} (last 10)".format(*length) in said
-    silent = [mean("verifier/no_answer", part) for part in (log[:10], log[-10:])]
-    assert "without an answer from {:.0%} to {:.0%}".format(*silent) in said
-    answered = [1 - mean("verifier/no_answer", part) for part in (log[:40], log[40:])]
-    of_answers = [h / a for h, a in zip(halves["6e-4"], answered)]
-    assert "{:.1%} and {:.1%} were right".format(*of_answers) in said
-    assert (answered[1] - answered[0]) * of_answers[0] < gained / 2, "most of the gain is not that more are answered"
 
 
 def test_the_arm_that_got_more_seeds_is_the_one_the_rule_names():
@@ -96,8 +73,6 @@ def test_the_arm_that_got_more_seeds_is_the_one_the_rule_names():
     assert max(sums, key=sums.get) == "branch_exact"
     assert load_study("qwen1.5b").seeds_of("branch_exact") == [0, 1, 2]
     assert "add up to {}; Branch's to {}, Tempered's to {}".format(*map(short, sums.values())) in PAGE
-    for session in json.loads((LOOKED / "sessions.json").read_text())[2:]:
-        assert f"in {session['wall_s'] / 60:.1f} minutes of the card" in PAGE
 
 
 def test_how_far_grpo_went_is_what_its_logs_have():
@@ -154,9 +129,9 @@ def test_what_theory_says_of_that_run():
     h = (1 - mean("completions/clipped_ratio", first)) / mean("completions/mean_length", first)
     log_q = mean("kl_ref", first) - mean("sage/pseudo_kl", first)
     q = math.exp(log_q)
-    assert f"ends with h = {short(h, 4)}, and Branch gives it log q = {short(log_q, 4)} a token" in theory
+    assert f"ends with h = {short(h, 4)}, and Branch gives it log q = {short(log_q, 4)} per token" in theory
     assert (
-        f"(1 − h)·q = {(1 - h) * q:.3f}: in this picture the optimum of Eq. 6 cuts {((1 - h) * q - 1) / (q - 1):.0%}"
+        f"$(1-h)\\,q$ = {(1 - h) * q:.3f}: in this picture the optimum of Eq. 6 cuts {((1 - h) * q - 1) / (q - 1):.0%}"
         in theory
     )
     assert f"the model itself, {mean('completions/clipped_ratio', first):.0%} at 1,024 tokens" in theory
@@ -176,12 +151,7 @@ def test_the_heaviest_tails_are_those_of_the_runs_that_lose_most():
     assert sorted(right, key=right.get)[:2] == heaviest
     collapsed, drawn = found["patterns"]["branch_exact-s3"], found["perplexity"]["base"]
     mean = np.mean([own["solutions"] / sum(map(len, drawn[task].values())) for task, own in collapsed.items()])
-    assert f"its pass@1, mean of the four tasks, is {short(mean)} where" in PAGE
-    halves = []
-    for run in ("branch_exact-s3", "tempered-s3", "grpo_no_kl-s3"):
-        rewards = [entry["reward"] for entry in looked_log(run)]
-        halves.append(f"{short(np.mean(rewards[:40]))}, {short(np.mean(rewards[40:]))}")
-    assert f"reward, first 40 steps and last 40: {'; '.join(halves)}." in PAGE
+    assert f"its pass@1, mean of the four tasks, is {short(mean)}, where" in NOTES
 
 
 def test_the_shares_of_a_gpu_that_compute_wrongly_are_told_as_they_were_found():
@@ -195,36 +165,21 @@ def test_the_shares_of_a_gpu_that_compute_wrongly_are_told_as_they_were_found():
 
 
 def test_the_engine_that_was_broken_is_told_as_it_was_read_again():
-    found, sound = (
-        json.loads(ROOT.joinpath("results", "gpu", f"{x}.json").read_text()) for x in ("reread_broken", "reread")
+    found, again = (
+        json.loads(ROOT.joinpath("results", "gpu", f"{x}.json").read_text()) for x in ("reread_broken", "reread_no_kl")
     )
-    own = found["gap a token"]["model"]
-    said = f"{found['tokens']:,} tokens) {-own['mean']:.0f} nats a token less than the engine had"
-    assert said in PAGE
-    assert f"sound ones agree to {short(sound['gap a token']['model']['largest'])}" in PAGE
-    assert f"{-own['mean']:.0f} nats where it was not" in FAQ
-
-
-def test_what_is_without_kl_is_the_models_own_text():
-    found = json.loads(ROOT.joinpath("results", "gpu", "reread_no_kl.json").read_text())
-    own, bare = (found["gap a token"][kind] for kind in ("model", "without its adapter"))
-    assert found["samples"] == 6
-    said = f"six of them, {found['tokens']:,} tokens, read again by transformers have the stored log-probs to "
-    assert f"{said}{short(own['largest'])} nats a token, and {-bare['mean']:.1f} less without the adapter" in PAGE
+    own, bare = (again["gap a token"][kind] for kind in ("model", "without its adapter"))
+    assert f"the new ones agree with transformers to {short(own['largest'])} nats per token" in NOTES
+    assert bare["mean"] < -1, "the text is the adapter's, not the base's"
+    assert f"{-found['gap a token']['model']['mean']:.0f} nats where it was not" in FAQ
 
 
 def test_what_guessing_gives_on_knights_and_knaves_and_what_the_base_has():
-    said = PAGE.split("what Knights & Knaves can say here")[1]
     cells = read_records("qwen1.5b")["base"]["counts"]["tasks"]["knights-knaves"]["problems"]
     right = {people: [] for people in (3, 4)}
     for problem, ((_, times, _),) in cells.items():
         right[int(problem[3])].append(sum(times.values()))
-    rates, solved = (
-        [f(np.array(right[people])) for people in (3, 4)] for f in (lambda r: r.mean() / 64, lambda r: (r > 0).mean())
-    )
+    rates = [np.mean(right[people]) / 64 for people in (3, 4)]
     assert [len(r) for r in right.values()] == [100, 100]
-    assert "right in {:.1%} of its samples of three people and {:.1%} of four".format(*rates) in said
-    guess = [0.5**people for people in (3, 4)]
-    often = [1 - (1 - p) ** 64 for p in guess]
-    assert f"{guess[0]:.1%} and {guess[1]:.1%}, and guessing 64 times solves {often[0]:.2%} and {often[1]:.1%}" in said
-    assert "the base's {:.0%} and {:.0%} are below that".format(*solved) in said
+    said = "right in {:.1%} (three people) and {:.1%} (four) of its samples; guessing in {:.1%} and {:.1%}"
+    assert said.format(*rates, *(0.5**people for people in (3, 4))) in NOTES

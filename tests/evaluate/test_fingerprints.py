@@ -110,7 +110,7 @@ def test_a_store_that_knew_the_weights_alone_goes_on_with_a_sentence(model, whol
     (own / "store.json").write_text(json.dumps(header))
     results(own, resamples=50)
     evaluate(world.arguments(model, own, n=world.N + 1), QUIET)
-    assert "knew a model by its weights alone" in caplog.text
+    assert "checked the weights alone" in caplog.text
     assert "inputs" in SampleStore(own, readonly=True).settings
     caplog.clear()
     evaluate(world.arguments(model, own, n=world.N + 1), QUIET)

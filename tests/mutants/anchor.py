@@ -9,7 +9,7 @@ MUTANTS = [
         "anchor/penalty.py",
         "tests/anchor/test_penalty.py",
         (
-            "k3 adds log ρ in place of taking it off",
+            "k3 adds log w in place of taking it off",
             "k3 = rho - log_rho - 1",
             "k3 = rho + log_rho - 1",
             "test_values_against_scalar_arithmetic",

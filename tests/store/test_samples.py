@@ -472,6 +472,6 @@ def test_a_damaged_mark_of_rescoring_means_that_nothing_is_done(tmp_path, mark, 
 
 def test_a_judge_that_miscounts_is_refused(tmp_path):
     folder = filled(tmp_path / "x")
-    with SampleStore(folder) as store, pytest.raises(UserError, match="one a row"):
+    with SampleStore(folder) as store, pytest.raises(UserError, match="one per row"):
         store.rescore(lambda batch: [1.0])
     assert {r["verdict"] for r in rows(folder)} == {1.0}

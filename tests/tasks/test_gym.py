@@ -309,11 +309,11 @@ def test_a_task_that_pays_is_named_by_show_and_doctor(monkeypatch, tmp_path):
     page.show_problems("gym:syllogism", 1, console=console)
     said = console.export_text()
     _, share = trivial.paid()["gym:syllogism"]
-    assert "gym:syllogism pays for no thought" in said
+    assert "gym:syllogism pays trivial answers" in said
     assert f"{share:.0%}" in said
     quiet = Console(record=True, width=200, file=open("/dev/null", "w"))  # noqa: SIM115
     page.show_problems("gym:gcd" if "gym:gcd" not in trivial.paid() else "gym:ab", 1, console=quiet)
-    assert "pays for no thought" not in quiet.export_text()
+    assert "pays trivial answers" not in quiet.export_text()
     config = tmp_path / "c.yaml"
     config.write_text("task: gym:syllogism\nmodel_name_or_path: nowhere\noutput_dir: " + str(tmp_path / "run") + "\n")
     monkeypatch.setattr(recipe, "_plan_checks", lambda argv, output_dir: [])

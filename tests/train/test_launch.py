@@ -84,7 +84,7 @@ def test_a_process_that_is_alone_or_unsharded_by_accident_refuses(monkeypatch):
         launch.check_joined(1, cpu)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     launch.check_joined(2, torch.device("cuda"))
-    with pytest.raises(UserError, match="trains unsharded without a word"):
+    with pytest.raises(UserError, match="trains unsharded and does not say so"):
         launch.check_joined(2, cpu)
 
 

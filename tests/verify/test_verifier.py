@@ -88,7 +88,7 @@ def test_settings_that_cannot_work(arguments, word):
 
 
 def test_lists_that_do_not_match(verifier):
-    with pytest.raises(UserError, match="one gold a completion"):
+    with pytest.raises(UserError, match="one gold per completion"):
         verifier.score(["a", "b"], ["a"])
     with pytest.raises(UserError, match="two lists"):
         verifier.score("ab", ["a", "b"])

@@ -73,8 +73,8 @@ class _PassAtK(Advantage):
 
 @register_advantage("passk")
 class PassKAdvantage(_PassAtK):
-    """Pass@k training, analytical (arXiv 2508.10751): with ρ = pass@k of the group and σ = √(ρ(1 − ρ)), right (1 − ρ)/σ, wrong
-    (1 − ρ − C(G−c−1, k−1)/C(G−1, k−1))/σ. Times σ, its expected update is (1/k − 1/G) times the gradient of pass@k; k = 1 is
+    """Pass@k training, analytical (arXiv 2508.10751): with P = pass@k of the group and σ = √(P(1 − P)), right (1 − P)/σ, wrong
+    (1 − P − C(G−c−1, k−1)/C(G−1, k−1))/σ. Times σ, its expected update is (1/k − 1/G) times the gradient of pass@k; k = 1 is
     (r − p)/√(p(1 − p))."""
 
     def shape(self, r: Rollouts) -> Tensor:

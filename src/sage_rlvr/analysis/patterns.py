@@ -92,7 +92,7 @@ def chosen_patterns(
         except (OSError, yaml.YAMLError) as e:
             raise UserError(f"pattern file {file} cannot be read ({' '.join(str(e).split())}); check it.") from e
         if not isinstance(own, dict):
-            raise UserError(f"pattern file {file} holds a {type(own).__name__}: write one 'name: regex' a line.")
+            raise UserError(f"pattern file {file} holds a {type(own).__name__}: write one 'name: regex' per line.")
     return PATTERNS | {name: _user_pattern(name, regex) for name, regex in (own | dict(more or {})).items()}
 
 

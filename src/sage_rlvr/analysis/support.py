@@ -28,7 +28,7 @@ def support(
     """Task → support at ``budget`` (default: the smaller n of the two)."""
     a, b = (x if isinstance(x, RunVerdicts) else read_verdicts(x) for x in (base, trained))
     if budget is not None and budget < 1:
-        raise UserError(f"budget={budget} must be at least 1 sample a problem.")
+        raise UserError(f"budget={budget} must be at least 1 sample per problem.")
     names = [t for t in a.tasks if t in b.tasks]
     if not names:
         raise UserError(f"{a.folder} and {b.folder} share no task; evaluate both on the same tasks.")

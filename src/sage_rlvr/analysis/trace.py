@@ -326,7 +326,7 @@ def _reference(points: Sequence[Checkpoint], record: dict[str, Any] | None) -> M
     adapted = next((c.source for c in points if c.source.adapter), None)
     if adapted:
         return ModelSource(adapted.model)
-    raise UserError("trace needs the reference model that training was leashed to: name it with reference.")
+    raise UserError("trace needs the reference model of the training run: name it with reference.")
 
 
 def _keep_settings(target: Path, settings: dict[str, Any], points: Sequence[Checkpoint]) -> None:

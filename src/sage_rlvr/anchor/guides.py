@@ -211,7 +211,7 @@ def _rows(s: Signals) -> Tensor:
 
 @register_guide("random")
 class RandomGuide(Guide):
-    """Eq. 9: with probability ε a token's q is 1 + σ·z, z standard normal; else 1. ε and σ follow CosineRestarts."""
+    """Eq. 9: with probability epsilon a token's q is 1 + σ·N(0, 1); else 1. Epsilon and σ follow CosineRestarts."""
 
     token_dependent = False  # it never looks at the token either
     stochastic = True

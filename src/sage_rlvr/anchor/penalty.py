@@ -21,16 +21,16 @@ def _wide(x: Tensor) -> Tensor:
 def anchor_penalty(
     logps: Tensor, ref_logps: Tensor, log_q: Tensor, estimator: str = "k3", old_logps: Tensor | None = None
 ) -> Tensor:
-    """Per-token penalty (B, T), differentiable in ``logps`` alone. With ρ = q·π_ref/π:
+    """Per-token penalty (B, T), differentiable in ``logps`` alone. With w = q·π_ref/π:
 
     ============== ============================== =====================================================
     estimator      value                          gradient, averaged over on-policy samples
     ============== ============================== =====================================================
-    k3             ρ − log ρ − 1                  −E_{q·π_ref}[∇log π], prefix by prefix: forward KL
-    k2             ½ log²ρ                        −E_π[log ρ·∇log π]: reverse KL, token by token
-    k3+            (ρ − log ρ − 1)·π/π_old        the same as k2
-    forward        −sg(ρ)·log π                   the same as k3
-    forward-value  ρ·log ρ − ρ + 1                −E_{q·π_ref}[log ρ·∇log π]: gradient of ½E_{q·π_ref}[log²ρ]
+    k3             w − log w − 1                  −E_{q·π_ref}[∇log π], prefix by prefix: forward KL
+    k2             ½ log²w                        −E_π[log w·∇log π]: reverse KL, token by token
+    k3+            (w − log w − 1)·π/π_old        the same as k2
+    forward        −sg(w)·log π                   the same as k3
+    forward-value  w·log w − w + 1                −E_{q·π_ref}[log w·∇log π]: gradient of ½E_{q·π_ref}[log²w]
     ============== ============================== =====================================================
 
     ``old_logps`` (k3+ only) are those of the policy that sampled; None means on-policy.

@@ -25,7 +25,7 @@ def _share(quantile: float) -> float:
 
 @register_guide("branch-quantile")
 class BranchQuantileGuide(BranchGuide):
-    """Eq. 11 with a relative gate: q = 1 + ρ·max(0, H − τ), τ the p-quantile of the batch's entropies.
+    """Eq. 11 with a relative gate: q = 1 + ρ·max(0, H − τ), τ a quantile of the batch's entropies.
 
     Like ``branch`` it depends on the state, not on the token: under k2 and k3+ its expected gradient is zero.
     """
@@ -50,7 +50,7 @@ class BranchQuantileGuide(BranchGuide):
 
 @register_guide("tempered-quantile")
 class TemperedQuantileGuide(TemperedGuide):
-    """log q = κ·(−log π_ref(y_t)), κ = min(κ_max, ρ·max(0, H − τ)), τ the p-quantile of the batch's entropies.
+    """log q = κ·(−log π_ref(y_t)), κ = min(κ_max, ρ·max(0, H − τ)), τ a quantile of the batch's entropies.
 
     ``level``: log q = κ·(−log π_ref(y_t) − H_ref) instead, whose mean over π_ref's own choices is 0 in every state: to first
     order in κ it is π_ref^(1−κ) normalised, so that an uncertain state earns nothing for being one, nor length for being long.

@@ -165,7 +165,7 @@ class ValueGuide(Guide):
             if saved is not None:
                 if saved["size"] != hidden.shape[-1]:
                     raise UserError(
-                        f"the checkpoint's value head reads {saved['size']} numbers a token and this model has "
+                        f"the checkpoint's value head reads {saved['size']} numbers per token and this model has "
                         f"{hidden.shape[-1]}: resume with the model it was trained with."
                     )
                 self._head.load_state_dict(saved["head"])

@@ -171,7 +171,7 @@ def _kept(task: TaskCounts, ks: Sequence[int] | None, folder: str) -> TaskCounts
     most = task.n * len(task.seeds)
     if ks is not None and (not ks or min(ks) < 1 or max(ks) > most):
         raise UserError(
-            f"ks={list(ks)} with {most} samples a problem of {task.task} in {folder}; every k must lie in 1..{most}."
+            f"ks={list(ks)} with {most} samples per problem of {task.task} in {folder}; every k must lie in 1..{most}."
         )
     return task.at_least(max(ks) if ks else 1)
 

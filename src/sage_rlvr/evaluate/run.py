@@ -383,7 +383,7 @@ class Scribe:
             self.named, (_, task, problems) = now, now
             shown = ", ".join(problems[:5]) + (", …" if len(problems) > 5 else "")
             self.line.say(
-                f"{task}: one batch has been judged for {STILL_S:g} s ({shown}), and its scorer may stand still: Ctrl-C twice "
+                f"{task}: one batch has been judged for {STILL_S:g} s ({shown}), and its scorer may hang: Ctrl-C twice "
                 "ends this, and what was stored stays."
             )
 

@@ -23,7 +23,7 @@ ROWS = {  # label → (estimator, credit, the expected gradient of the token-lev
     "k2": ("k2", "sequence", "reverse KL, token by token, no credit to earlier tokens"),
     "k3+": ("k3+", "sequence", "the same as k2"),
     "forward": ("forward", "sequence", "the same as k3"),
-    "forward-value": ("forward-value", "sequence", "neither KL: that of ½E_{q·π_ref}[log²ρ]"),
+    "forward-value": ("forward-value", "sequence", "neither KL: that of ½E_{q·π_ref}[log²w], w = q·π_ref/π"),
     "k1-reward": ("k1-reward", "sequence", "exact: that of Eq. 6"),
     "k1-reward, to_go": ("k1-reward", "to_go", "exact where q_t depends on the past alone"),
 }

@@ -166,7 +166,7 @@ def _ships_code(source: str) -> UserError:
 
 
 def _explained(source: str, e: Exception) -> UserError | Exception:
-    """The library's error as one sentence; one that nobody can mend is handed back as it is."""
+    """The library's error as one sentence; one that nobody can fix is handed back as it is."""
     from huggingface_hub import errors as hub
 
     causes = _chain(e)

@@ -106,7 +106,7 @@ def _table(x: ArrayLike) -> NDArray[np.float64]:
     table = np.asarray(x, dtype=float)
     if table.ndim != 2 or not table.size:
         raise UserError(
-            f"crossed: a table of shape {table.shape}; give one number a seed and problem, (seeds, problems)."
+            f"crossed: a table of shape {table.shape}; give one number per seed and problem, (seeds, problems)."
         )
     if not np.isfinite(table).all():
         raise UserError("crossed: a table holds NaN or inf; drop the problems that have no value first.")
@@ -203,7 +203,7 @@ def _check_level(level: float) -> None:
 def _per_problem(field: str, values: ArrayLike) -> NDArray[np.float64]:
     x = np.asarray(values, dtype=float)
     if x.ndim == 0 or x.size == 0:
-        raise UserError(f"bootstrap_interval: {field} is empty or a single number; give one value a problem.")
+        raise UserError(f"bootstrap_interval: {field} is empty or a single number; give one value per problem.")
     if not np.isfinite(x).all():
         raise UserError(f"bootstrap_interval: {field} holds NaN or inf; drop the problems that have no value first.")
     return x.reshape(x.shape[0], -1).mean(1)

@@ -171,8 +171,8 @@ class SampleStore:
     def _learn(self, given: dict[str, Any]) -> None:
         if INPUTS in given and INPUTS not in self.settings and self.shards():
             _log.warning(
-                "%s was begun by a release that knew a model by its weights alone: that its config, tokenizer and chat template "
-                "were then what they are today is taken on trust; from now on they are held to it.",
+                "%s was begun by a release that checked the weights alone. Whether its config, tokenizer and chat template have "
+                "changed since cannot be known; from now on they are checked.",
                 self.folder,
             )
         now = learned(self.settings, given)
@@ -263,7 +263,7 @@ class SampleStore:
         except OSError as e:
             part.unlink(missing_ok=True)
             full = e.errno in (errno.ENOSPC, errno.EDQUOT)
-            mend = "free some space" if full else "see to the disk"
+            mend = "free some space" if full else "fix the disk"
             raise StoreError(
                 f"{path} could not be written ({'the disk is full' if full else e.strerror or e}); what was sampled before is "
                 f"safe: {mend} and run the same command again, it goes on from there."
@@ -423,7 +423,7 @@ def _judged(path: Path, judge: Callable[[list[dict[str, Any]]], Sequence[Any]]) 
             new = list(judge([dict(r) for r in rows]))
             if len(new) != len(rows):
                 raise UserError(
-                    f"rescore: the judge gave {len(new)} verdicts for {len(rows)} rows; it must give one a row."
+                    f"rescore: the judge gave {len(new)} verdicts for {len(rows)} rows; it must give one per row."
                 )
             for row, verdict in zip(rows, new):
                 row.update(

@@ -43,7 +43,7 @@ def run(source: str | Path, out: str | Path | None, jobs: int | None, table: boo
         said: dict[str, str] = {}
         _, failed = run_study(source, folder, jobs, lambda s, o: _say_changes(console, s, o, said, clock))
     for name in failed:
-        error = status_of(folder, name).get("error", "it ended without a word")
+        error = status_of(folder, name).get("error", "it ended without a message")
         console.print(
             f"[bold red]{name} failed[/]: {error} (see {folder / name / LOG}; run the study again to retry)",
             soft_wrap=True,

@@ -194,9 +194,9 @@ def _json_row(line: str, number: int, path: Path) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as e:
-        raise UserError(f"{path.name}, line {number}, is not JSON ({e}): write one object a line.") from e
+        raise UserError(f"{path.name}, line {number}, is not JSON ({e}): write one object per line.") from e
     if not isinstance(row, dict):
-        raise UserError(f"{path.name}, line {number}, holds a {type(row).__name__}: write one object a line.")
+        raise UserError(f"{path.name}, line {number}, holds a {type(row).__name__}: write one object per line.")
     return row
 
 

@@ -55,7 +55,7 @@ class JudgeScorer:
         """``questions`` are for mathematics: these golds hold all there is to know."""
         if len(completions) != len(answers):
             raise UserError(
-                f"score: {len(completions)} completions but {len(answers)} answers; give one answer a completion."
+                f"score: {len(completions)} completions but {len(answers)} answers; give one answer per completion."
             )
         pairs = list(zip(completions, answers))
         verdicts = {pair: self._one(*pair) for pair in dict.fromkeys(pairs)}  # many samples say the same
@@ -293,7 +293,7 @@ class TaskReward:
 
     @property
     def built_in(self) -> bool:
-        """Whether the scorer is one of ours: then what it raises is our fault, and not a user's to mend."""
+        """Whether the scorer is one of ours: then what it raises is our fault, and not a user's to fix."""
         return get_task(self.task_name).scorer in BUILT_IN
 
     def extract(self, completion: str) -> str | None:

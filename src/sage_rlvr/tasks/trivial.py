@@ -47,4 +47,4 @@ def warning(task: str) -> str | None:
         return None
     policy, share = paid()[task]
     said = policy.replace("constant ", "always ") if policy.startswith("constant ") else f"the policy '{policy}'"
-    return f"{task} pays for no thought: {said} earns {share:.0%} of it (more than {LIMIT:.0%})."
+    return f"{task} pays trivial answers: {said} solves {share:.0%} of it (more than {LIMIT:.0%})."

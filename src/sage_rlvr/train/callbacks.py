@@ -43,7 +43,7 @@ class OnPolicy(SaidOnce):
 
     def sentence(self, value: float, mean: float) -> str:
         return (
-            f"kl_ref is {value:.3g} and the mean of log π − log π_ref {mean:.3g}, which on policy can not be below 0: the tokens "
+            f"kl_ref is {value:.3g} and the mean of log π − log π_ref {mean:.3g}, which on policy cannot be below 0: the tokens "
             "come from another policy than the one that is trained. Look for dropout, or for a sampler with other weights or "
             "numerics (docs: FAQ)."
         )
@@ -57,7 +57,7 @@ class PaidToRamble(SaidOnce):
 
     def sentence(self, value: float, mean: float) -> str:
         return (
-            f"the guide pays more than the task: the bonus is {value:.3g} a completion, a right answer earns 1, and long "
+            f"the guide pays more than the task: the bonus is {value:.3g} per completion, a right answer earns 1, and long "
             "uncertain text earns most (look at completions/clipped_ratio and entropy). Train with guide_center=batch, which "
             "takes the mean of log q out, or with a smaller beta (docs: Theory)."
         )

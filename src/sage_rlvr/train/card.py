@@ -45,7 +45,7 @@ def describe(args: SAGEConfig, guide: Guide | None, peft: bool) -> str:
         how = {"forward": "forward KL", "js": "Jensen–Shannon divergence"}[args.keep_divergence]
         lines.append(
             f"- Kept: {how} on right answers of the model before RL, drawn beforehand (`{Path(args.keep_from).name}`, at most "
-            f"{args.keep_per_problem} a problem), weight {args.keep_coef}; arXiv 2509.07430"
+            f"{args.keep_per_problem} per problem), weight {args.keep_coef}; arXiv 2509.07430"
         )
     return "\n".join(lines) + "\n"
 

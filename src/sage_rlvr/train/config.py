@@ -65,8 +65,7 @@ class SAGEConfig(GRPOConfig):
     anchor_reset: int = field(
         default=0,
         metadata={
-            "help": "ProRL: every so many optimizer steps the reference becomes the policy, with an adapter "
-            "too. 0: never."
+            "help": "ProRL: optimizer steps after which the reference becomes the policy, with an adapter too. 0: never."
         },
     )
     dynamic_sampling: int = field(
@@ -105,7 +104,7 @@ class SAGEConfig(GRPOConfig):
         default="forward", metadata={"help": "'forward' (KL, needs no reference) or 'js' (Jensen–Shannon)."}
     )
     keep_batch: int | None = field(
-        default=None, metadata={"help": "Kept answers an optimizer step; unset: as many as it has prompts."}
+        default=None, metadata={"help": "Kept answers per optimizer step; unset: as many as it has prompts."}
     )
     keep_per_problem: int = field(default=4, metadata={"help": "Most kept answers of one problem."})
     reward_timeout_s: float | None = field(
@@ -357,7 +356,7 @@ class SAGEConfig(GRPOConfig):
                 f"{self.anchor_estimator!r}: leave it out."
             )
         if self.anchor_credit == "to_go" and self.loss_type == "vespo":
-            raise UserError("anchor_credit='to_go' gives one advantage a token and loss_type='vespo' takes one a completion: "
+            raise UserError("anchor_credit='to_go' gives one advantage per token and loss_type='vespo' takes one per completion: "
                             "use anchor_credit='sequence'.")  # fmt: skip
         if self.anchor_estimator == "k1-reward" and self.beta == 0:
             raise UserError(

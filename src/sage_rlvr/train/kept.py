@@ -164,7 +164,7 @@ def _check_model(settings: Mapping[str, Any], trainer: Any) -> None:
         if part in inputs and part in files and inputs[part] != files[part]:
             raise UserError(f"{folder} was drawn with another {part} than {name} has now: evaluate again.")
     if (adapter or theirs.endswith(".gguf")) and trainer.accelerator.is_main_process:
-        print(f"sage: that training starts from {adapter or theirs}, as {folder} says, is taken on trust.")
+        print(f"sage: {folder} says that training starts from {adapter or theirs}; this cannot be checked.")
 
 
 def starts_from_adapter(model: Any) -> bool:

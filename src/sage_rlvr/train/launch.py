@@ -125,7 +125,7 @@ def _refuse(name: str, settings: Any, count: int) -> None:
     if count > devices() * settings.num_machines:
         raise UserError(
             f"{count} processes were asked for and there are {devices()} GPUs on each of {settings.num_machines} machines: "
-            "set --num_processes, one a GPU."
+            "set --num_processes, one per GPU."
         )
     if kind == "NO" and count > 1:
         raise UserError(
@@ -220,7 +220,9 @@ def check_joined(world_size: int, device: torch.device) -> None:
             f"{asked} processes were asked for and this one is one of {world_size}: fix distributed_type in the config."
         )
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" and device.type == "cpu":
-        raise UserError("FSDP was asked for on CPU, where Accelerate trains unsharded without a word: leave it out.")
+        raise UserError(
+            "FSDP was asked for on CPU, where Accelerate trains unsharded and does not say so: leave it out."
+        )
     if int(os.environ.get("RANK", "0")) > 0:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (for the life of the process)
 

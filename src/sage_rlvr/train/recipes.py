@@ -182,5 +182,5 @@ def read_yaml(file: Path | Traversable) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise UserError(f"{file} is not a list of 'name: value' lines: write one setting a line.")
+        raise UserError(f"{file} is not a list of 'name: value' lines: write one setting per line.")
     return content

@@ -61,21 +61,21 @@ class RunArguments:
     )
     task: str = field(
         default="",
-        metadata={"help": "Or problems that ship: 'sage-rlvr tasks' lists them. Unless said: dapo-math-17k."},
+        metadata={"help": "Or problems that ship: 'sage-rlvr tasks' lists them. Default: dapo-math-17k."},
     )
     prompt_column: str | None = field(
-        default=None, metadata={"help": "Column of the prompts in --dataset. Unless said: prompt, question or problem."}
+        default=None, metadata={"help": "Column of the prompts in --dataset. Default: prompt, question or problem."}
     )
     answer_column: str | None = field(
-        default=None, metadata={"help": "Column of the right answers in --dataset. Unless said: answer or solution."}
+        default=None, metadata={"help": "Column of the right answers in --dataset. Default: answer or solution."}
     )
     dataset_config: str | None = field(default=None, metadata={"help": "Config of a Hub dataset, such as main."})
-    split: str | None = field(default=None, metadata={"help": "Split of a Hub dataset or folder. Unless said: train."})
+    split: str | None = field(default=None, metadata={"help": "Split of a Hub dataset or folder. Default: train."})
     extract: str | None = field(
         default=None,
         metadata={
             "help": "How an answer is found in a completion: marked (<SOLUTION> or \\boxed), any (also the last number), or "
-            "file.py:function. Unless said: as the prompt format does."
+            "file.py:function. Default: as the prompt format does."
         },
     )
     holdout: int | None = field(
@@ -103,7 +103,7 @@ class RunArguments:
     prompt_format: str = field(
         default="",
         metadata={
-            "help": "Prompt format: paper, boxed, plain, symbols, as_is, or a registered name. Unless said: paper; with "
+            "help": "Prompt format: paper, boxed, plain, symbols, as_is, or a registered name. Default: paper; with "
             "--dataset boxed; with --dataset and --reward as_is."
         },
     )
@@ -111,7 +111,7 @@ class RunArguments:
     decontaminate: bool | None = field(
         default=None,
         metadata={
-            "help": "Drop problems that repeat an evaluation problem; true fetches the benchmarks. Unless said: for "
+            "help": "Drop problems that repeat an evaluation problem; true fetches the benchmarks. Default: for "
             "mathematics that ships, against the benchmarks on this machine."
         },
     )
@@ -119,7 +119,7 @@ class RunArguments:
         default=None,
         metadata={
             "help": "A control: training is paid 1 with this chance, else 0, whatever was answered. The true verdict is "
-            "logged as sage/true_reward; held-out curves and evaluations judge as ever."
+            "logged as sage/true_reward; held-out curves and evaluations do not change."
         },
     )
     sft: str | None = field(
@@ -133,7 +133,7 @@ class RunArguments:
     )
     held_out_rows: int = field(default=32, metadata={"help": "Problems of each held-out task."})
     held_out_every: int = field(default=50, metadata={"help": "Steps between held-out measurements."})
-    held_out_n: int = field(default=8, metadata={"help": "Samples a held-out problem: pass@1 and pass@n are logged."})
+    held_out_n: int = field(default=8, metadata={"help": "Samples per held-out problem: pass@1 and pass@n are logged."})
     resume: bool = field(default=True, metadata={"help": "Go on from the newest whole checkpoint in output_dir."})
 
     def __post_init__(self) -> None:

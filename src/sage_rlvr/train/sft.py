@@ -49,7 +49,7 @@ class SFTRun:
     """What the SFT stage needs beyond TRL's SFTConfig; names shared with TRL's ModelConfig mean the same."""
 
     model: str | None = field(
-        default=None, metadata={"help": "Base model: a Hub id, a folder or a .gguf file. The run's own unless said."}
+        default=None, metadata={"help": "Base model: a Hub id, a folder or a .gguf file. Default: the run's own."}
     )
     task: str = field(default="openmathreasoning-mini", metadata={"help": "Task with worked solutions."})
     rows: int | None = field(default=None, metadata={"help": "Only the first rows of the task."})

@@ -136,11 +136,11 @@ class Verifier:
     def _submit(self, completions: Sequence[str], answers: Sequence[Any], questions: Questions) -> "_Batch":
         if isinstance(completions, str) or isinstance(answers, str) or len(completions) != len(answers):
             raise UserError(
-                f"Verifier: {len(completions)} completions and {len(answers)} answers; give two lists, one gold a completion."
+                f"Verifier: {len(completions)} completions and {len(answers)} answers; give two lists, one gold per completion."
             )
         if questions is not None and len(questions) != len(completions):
             raise UserError(
-                f"Verifier: {len(completions)} completions and {len(questions)} questions; give one a completion."
+                f"Verifier: {len(completions)} completions and {len(questions)} questions; give one per completion."
             )
         asked = questions if questions is not None and self.judge_path == MATH else [None] * len(completions)
         batch = _Batch(self, [self._read(*item) for item in zip(completions, answers, asked)])
