@@ -88,7 +88,7 @@ def _train(argv: list[str]) -> None:
         return
     argv, config, _ = launch.take_flags(argv)
     assert config is None or config in launch.names() or _theirs(config), f"there is no accelerate config {config}"
-    argv = _without_theirs(argv, "--config", "--guide", "--task", "--dataset", "--reward")
+    argv = _without_theirs(argv, "--config", "--guide", "--task", "--reward")
     given, _, _ = run.parse(argv, read=False)
     for name in [given.task, *(given.held_out or [])]:
         if name:  # else it is data of the reader's
