@@ -102,8 +102,8 @@ MUTANTS = [
         ),
         (
             "the slopes are half of what they are",
-            "/ (2 * step)",
-            "/ (4 * step)",
+            "/ (2 * step * len(strata))",
+            "/ (4 * step * len(strata))",
             "test_a_linear_function_is_its_own_linearisation",
         ),
     ),
@@ -189,6 +189,22 @@ MUTANTS = [
             "    if corrected.low <= 0:",
             "    if corrected.low <= -9:",
             "test_many_families_at_once_need_more",
+        ),
+    ),
+    *within(
+        "study/frontier.py",
+        "tests/study/test_strata.py",
+        (
+            "the samples that sorted the problems are the base's result too",
+            "state=base.state[:, 1:], seeds=base.seeds[1:]",
+            "state=base.state, seeds=base.seeds",
+            "test_a_study_s_folder_is_read_by_its_primary_measure",
+        ),
+        (
+            "one stratum with a shared range is enough",
+            "if (high > low).all() else None",
+            "if (high > low).any() else None",
+            "test_without_a_shared_range_in_one_stratum_nothing_is_judged",
         ),
     ),
     *within(
