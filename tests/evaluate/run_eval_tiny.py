@@ -70,8 +70,10 @@ def attempt(model, out, shards=None, delay=0.0):
         finally:
             os._exit(code)
     if shards is not None:
-        give_up = time.monotonic() + 20
-        while len(list(Path(out).glob("samples/*.parquet"))) < before + shards and time.monotonic() < give_up:
+        while len(list(Path(out).glob("samples/*.parquet"))) < before + shards:
+            ended, status = os.waitpid(child, os.WNOHANG)  # nothing was left to write
+            if ended:
+                return status == 0
             time.sleep(0.002)
         time.sleep(delay)
         os.kill(child, signal.SIGKILL)

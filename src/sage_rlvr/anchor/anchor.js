@@ -25,7 +25,7 @@ const Anchor = {
     return 0;
   },
 
-  /** Slope of the penalty in log π, from log ρ with ρ = q·π_ref/π. k1-reward: what the token is charged, minus its bonus. */
+  /** Slope of the penalty in log π, from log w with w = q·π_ref/π. k1-reward: what the token is charged, minus its bonus. */
   slope: {
     k3: (x) => 1 - Math.exp(x),
     k2: (x) => -x,

@@ -129,7 +129,7 @@ class Drawer {
       table(
         ["", "This run", "Yours"],
         [
-          ["Pull, with ρ = q·π_ref/π", PULLS[own.estimator] ?? "−log ρ", PULLS[now.estimator]],
+          ["Pull, with w = q·π_ref/π", PULLS[own.estimator] ?? "−log w", PULLS[now.estimator]],
           ...["q", "Pull", "Guide's effect", "β · pull"].map((name, i) => [name, digits(run[i]), digits(here[i])]),
         ],
         `Token ${number(token.index + 1)} under other settings`,

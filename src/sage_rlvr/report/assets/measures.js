@@ -1,5 +1,5 @@
 // What the explorer shades tokens by. Traces hold surprisal, reference surprisal, entropy and q; the rest follows from them.
-// With ρ = q·π_ref/π, the pull is the slope of the run's own penalty in log π: above 0 it pushes the token down.
+// With w = q·π_ref/π, the pull is the slope of the run's own penalty in log π: above 0 it pushes the token down.
 
 const MEASURES = {
   effect: ["Guide's effect", "the pull with q minus the pull with q = 1"],
@@ -8,7 +8,7 @@ const MEASURES = {
   entropy: ["Entropy", "how open the choice was, in nats"],
   surprisal: ["Surprisal", "−log π of the token, in nats"],
 };
-const PULLS = { k3: "1 − ρ", forward: "−ρ", k2: "−log ρ", "k3+": "−log ρ", "k1-reward": "−log ρ, minus its bonus", "forward-value": "−ρ·log ρ" };
+const PULLS = { k3: "1 − w", forward: "−w", k2: "−log w", "k3+": "−log w", "k1-reward": "−log w, minus its bonus", "forward-value": "−w·log w" };
 
 /** Settings of the training behind an evaluation; {} where it is not in the page. */
 function trainedWith(run) {
@@ -50,7 +50,7 @@ function tellToken(run, sample, i, at) {
   document.dispatchEvent(new CustomEvent("sage:token", { detail }));
 }
 
-/** Slope of the penalty in log π, from log ρ. */
+/** Slope of the penalty in log π, from log w. */
 function pull(logRho, estimator) {
   return (Anchor.slope[estimator] ?? Anchor.slope.k2)(logRho);
 }

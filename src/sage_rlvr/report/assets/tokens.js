@@ -204,7 +204,7 @@ function along(chart, trace, view) {
 
 function keyOf(measure, top, below, estimator) {
   const [name, about] = MEASURES[measure],
-    how = ["pull", "effect"].includes(measure) ? ` (${estimator}: ${PULLS[estimator] ?? "−log ρ"})` : "";
+    how = ["pull", "effect"].includes(measure) ? ` (${estimator}: ${PULLS[estimator] ?? "−log w"})` : "";
   const shades = [];
   if (below) for (let i = LEVELS; i > 0; i -= 2) shades.push(el("i", { class: `c${i}` }));
   shades.push(el("i", {}));
