@@ -57,7 +57,7 @@ def test_a_guide_that_pays_for_rambling_is_named_once_before_all_is_lost(folder,
             callback.on_log(None, state, None, logs=entry)
         printed = capsys.readouterr().out
         assert printed.count("the guide pays more than the task") == said
-    assert "at step 57 the guide pays more than the task: the bonus is 1.04 a completion" in printed
+    assert "at step 57 the guide pays more than the task: the bonus is 1.04 per completion" in printed
     PaidToRamble().on_log(
         None, state, None, logs={"sage/bonus_abs": 2.0, "sage/pseudo_kl": 0.1}
     )  # the leash costs more

@@ -107,8 +107,7 @@ def test_training_is_paid_by_chance_and_held_out_problems_are_judged(tmp_path, m
     def all_right(completions, **columns):
         return [1.0] * len(completions)
 
-    for module in (run, data):
-        monkeypatch.setattr(module, "task_reward", lambda *args, **more: all_right)
+    monkeypatch.setattr(data, "task_reward", lambda *args, **more: all_right)
     recipe = {
         "model_name_or_path": tiny.folder(tmp_path / "base"), "task": "countdown-ltr", "rows": 8, "decontaminate": False,
         "random_reward": 0.5, "max_steps": 4, "per_device_train_batch_size": 8, "num_generations": 4, "output_dir": "out",
