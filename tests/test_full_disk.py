@@ -37,6 +37,7 @@ print("FOUND", json.dumps([told, log, len(rows), len({*rows})]))
 """
 
 
+@pytest.mark.slow
 def test_training_and_evaluation_say_so_and_go_on(tmp_path):
     if shutil.which("unshare") is None or subprocess.run([*ENTER, "mount -t tmpfs none /mnt"], check=False).returncode:
         pytest.skip("this system lets us mount nothing")

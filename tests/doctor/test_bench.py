@@ -86,6 +86,7 @@ def test_the_gpu_script_refuses_a_part_it_does_not_have(tmp_path, monkeypatch, c
     assert "--parts a,x" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_whole_step_runs_small_and_its_phases_add_up(tmp_path, monkeypatch):
     out = tmp_path / "new" / "whole.json"
     script(monkeypatch, "--tiny", "--steps", "2", "--our_tokens", "200", "--out", str(out), name="whole_step.py")

@@ -95,6 +95,7 @@ def test_what_is_judged_of_a_completion(text, finish, judged):
     assert judged_text(text, truncated=finish == "length") == (text if judged else "")
 
 
+@pytest.mark.slow
 def test_kill_nine_at_ten_moments_then_resume(model, whole, tmp_path):
     script = [sys.executable, world.__file__, model, str(tmp_path / "x"), "10", "11"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()}

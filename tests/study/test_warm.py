@@ -153,6 +153,7 @@ def test_a_warm_process_that_was_killed_takes_its_runs_along_and_another_begins(
     assert told["session"] == warm.process.pid
 
 
+@pytest.mark.slow
 def test_a_forked_run_is_the_same_as_one_that_was_started(tmp_path, monkeypatch):
     """Every loss, after all the imports; no process is left."""
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL | {"variants": {"branch": SMALL["variants"]["branch"]}}))

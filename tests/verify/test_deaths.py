@@ -71,6 +71,7 @@ def test_a_worker_that_hangs_is_ended(hasty):
     assert template_pid(hasty) == template
 
 
+@pytest.mark.slow
 def test_a_thousand_deaths(hasty):
     verifier = hasty
     patiently(verifier, ["a"], ["a"], ())

@@ -132,7 +132,7 @@ def completions():
     )
 
 
-@pytest.mark.parametrize("max_answer_chars", [2_000, 2_000_000])
+@pytest.mark.parametrize("max_answer_chars", [2_000, pytest.param(2_000_000, marks=pytest.mark.slow)])
 def test_hostile_completions(max_answer_chars, tmp_path, monkeypatch):
     """With the usual limit on an answer's length, and with hardly any, so that the workers get the worst of it."""
     monkeypatch.chdir(tmp_path)

@@ -133,6 +133,7 @@ def why(gold, answer):
 
 
 @needs_data
+@pytest.mark.slow
 def test_verdicts_equal_math_verifys_but_for_what_is_explained():
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     rng = random.Random(0)
@@ -159,6 +160,7 @@ def test_verdicts_equal_math_verifys_but_for_what_is_explained():
 
 
 @needs_data
+@pytest.mark.slow
 def test_every_gold_verifies_against_itself():
     names = ["aime24.jsonl", "amc23.jsonl", "math500.jsonl", "minerva_sample.jsonl", "gsm8k_train.jsonl.gz",
              "gsm8k_test.jsonl.gz", "math_train.jsonl.gz", "dapo_math_17k_en.jsonl.gz"]  # fmt: skip

@@ -77,6 +77,7 @@ def test_trls_prompts_are_the_questions():
 
 
 @needs_data
+@pytest.mark.slow
 def test_echoes_of_a_benchmark_earn_next_to_nothing_and_golds_all_they_did(verifier):
     asked = [row["problem"] for row in rows("math500.jsonl")][:250]
     right = golds("math500.jsonl")[:250]

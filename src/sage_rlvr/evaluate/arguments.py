@@ -33,17 +33,15 @@ class EvalArguments:
         },
     )
     reward_weights: list[float] | None = field(
-        default=None, metadata={"help": "A weight for each reward. Unless said: 1 each."}
+        default=None, metadata={"help": "A weight for each reward. Default: 1 each."}
     )
     correct_at: float | None = _field(
-        None, "With --reward: a completion is right where its weighted reward is at least this. Unless said: 1."
+        None, "With --reward: a completion is right where its weighted reward is at least this. Default: 1."
     )
     prompt_column: str | None = _field(
-        None, "Column of the prompts in --dataset. Unless said: prompt, question or problem."
+        None, "Column of the prompts in --dataset. Default: prompt, question or problem."
     )
-    answer_column: str | None = _field(
-        None, "Column of the right answers in --dataset. Unless said: answer or solution."
-    )
+    answer_column: str | None = _field(None, "Column of the right answers in --dataset. Default: answer or solution.")
     dataset_config: str | None = _field(None, "Config of a Hub dataset, such as main.")
     holdout: int | None = _field(
         None, "Only the rows of --dataset that 'train --holdout' of the same number leaves out."
@@ -51,7 +49,7 @@ class EvalArguments:
     extract: str | None = _field(
         None,
         "How an answer is found in a completion: marked (<SOLUTION> or \\boxed), any (also the last number), or "
-        "file.py:function. Unless said: as the prompt format does.",
+        "file.py:function. Default: as the prompt format does.",
     )
     out: str = _field("", "Folder of the run: its samples are stored there. Run the same command again to continue.")
     adapter: str | None = _field(None, "LoRA adapter to put on the model, without merging.")
@@ -68,13 +66,13 @@ class EvalArguments:
     max_tokens: int = _field(2048, "Longest completion; one that gets there is truncated, and counted apart.")
     prompt_format: str = _field(
         "",
-        "Prompt format, as in training: paper, boxed, plain, symbols, as_is, or a registered name. Unless said: paper; with "
+        "Prompt format, as in training: paper, boxed, plain, symbols, as_is, or a registered name. Default: paper; with "
         "--dataset boxed; with --dataset and --reward as_is.",
     )
     data_dir: str | None = _field(None, "Folder of local task files (default: $SAGE_RLVR_DATA, then ./data).")
     limit: int | None = _field(None, "Only the first problems of each task.")
     split: str | None = _field(
-        None, "Which problems; train: those to train on, for train --within_reach. Unless said: test."
+        None, "Which problems; train: those to train on, for train --within_reach. Default: test."
     )
     run: str | None = _field(None, "Name of the run in the store (default: the name of the folder).")
     batch_size: int | None = _field(None, "transformers: rows sampled together (default: 64, on a GPU 128).")
