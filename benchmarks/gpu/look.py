@@ -41,7 +41,7 @@ from sage_rlvr.study.table import common_problems
 
 LOOK, SLICES, EXPLORER = "look.json", "look", "explorer.html"
 PAGE_BYTES = 8_000_000
-TITLE = "One problem a task: that on which the runs differ most"
+TITLE = "One problem per task: that on which the runs differ most"
 TRAINING = ("run.json", "log.jsonl")
 
 Problems = list[list[str]]  # [task, problem]
