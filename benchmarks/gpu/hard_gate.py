@@ -160,7 +160,7 @@ def main() -> int:
     whole["train"]["learning_rate"] = rate
     whole["variants"]["low_rate"]["learning_rate"] = round(rate / 3, 7)
     file = write(out / "hard.yaml", whole)
-    run(file, folder / "study", Path(args.records), args, left(), "grpo_k3*-s0", args.jobs)
+    run(file, folder / "study", Path(args.records), args, left(), "grpo_k3+*-s0", args.jobs)
     keep(study=str(file))
     return 0
 
