@@ -57,6 +57,17 @@ def test_base_is_chosen_or_refused(root):
         find_runs([root], base="nobody")
 
 
+def test_without_a_name_the_base_is_what_a_training_started_from(tmp_path):
+    """Before and after one training: the alphabet would hold the model before it against the one after."""
+    write_store(tmp_path / "after", {"aime": [0.5]}, model="runs/mine")
+    write_store(tmp_path / "before", {"aime": [0.5]}, model="toy/start")
+    assert [run.name for run in find_runs(tmp_path).evals] == ["after", "before"], "nothing tells them apart"
+    write_log(tmp_path / "mine", model_name_or_path="toy/start")
+    assert [run.name for run in find_runs(tmp_path).evals] == ["before", "after"]
+    write_store(tmp_path / "the_base", {"aime": [0.5]}, model="toy/other")
+    assert find_runs(tmp_path).evals[0].name == "the_base"
+
+
 def test_scores_are_those_of_evaluate(root, data):
     found = results(root / "grpo" / "eval", resamples=200)
     i = [r["name"] for r in data["runs"]].index("grpo/eval")

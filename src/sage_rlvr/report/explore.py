@@ -235,7 +235,7 @@ class Explorer(ThreadingHTTPServer):
         if self.out is not None:
             write_page(self.out, found, data)
         live = data | {"live": version, "traces": finite(traces)}
-        self.page, self.shelves, self.version = html(live, [], "SAGE explorer", connect="'self'"), shelves, version
+        self.page, self.shelves, self.version = html(live, [], "SAGE report", connect="'self'"), shelves, version
 
     @property
     def address(self) -> str:

@@ -46,7 +46,8 @@ class Found:
 
 
 def find_runs(folders: Sequence[str | Path] | str | Path, base: str | None = None) -> Found:
-    """Every run under the folders, by name; ``base`` (or else one called base) comes first: the others are held against it."""
+    """Every run under the folders, by name. The first evaluation is what the others are held against: ``base``, else one called
+    base, else one of the model that a training found here started from."""
     found, folders = Found(), [folders] if isinstance(folders, str | Path) else folders
     for name, folder in _candidates(folders, found.absent):
         store, log = (folder / "store.json").exists() or (folder / "samples").is_dir(), _is_training(folder)
@@ -60,7 +61,9 @@ def find_runs(folders: Sequence[str | Path] | str | Path, base: str | None = Non
     names = [run.name for run in found.evals]
     if base is not None and base not in names:
         raise UserError(f"base={base!r} is not an evaluation that was found; there are {', '.join(names) or 'none'}.")
-    first = base or next((n for n in names if "base" in Path(n).name.lower().replace("-", "_").split("_")), None)
+    called = [n for n in names if "base" in Path(n).name.lower().replace("-", "_").split("_")]
+    starts = [train.record.get("settings", {}).get("model_name_or_path") for train in found.trains]
+    first = base or next(iter([*called, *(run.name for run in found.evals if run.counts.model in starts)]), None)
     found.evals.sort(key=lambda run: run.name != first)  # stable: the others stay in order
     return found
 
