@@ -246,7 +246,6 @@ def look_part(page: Page, records: Path) -> None:
     patterns_part(page, by_run["patterns"])
     perplexity_part(page, found["limit"], by_run["perplexity"])
     if (records / EXPLORER).is_file():
-        page.beside[PAGES / f"{page.name}-{EXPLORER}"] = (records / EXPLORER).read_bytes()
         about = ", ".join(f"{problem} of {task}" for task, problem in found["chosen"])
         page.add(
             "### Tokens",
@@ -366,7 +365,7 @@ def main() -> int:
     made |= evidence_pages(root, facts)
     if (root / "README.md").is_file():  # its figure; other roots have pages alone
         made |= readme_figure.files(root)
-    there = {f.relative_to(root) for f in [*(root / PAGES).glob("*.[mh]*"), *(root / FIGURES).glob("*.svg")]}
+    there = {f.relative_to(root) for f in [*(root / PAGES).glob("*.md"), *(root / FIGURES).glob("*.svg")]}
     differ = [
         path
         for path, content in made.items()

@@ -5,7 +5,7 @@
 Records hold no samples, so this is run where the samples are, beside the study's folder, before that machine is given back.
 What it sees goes into RECORDS/look.json and RECORDS/look/RUN.tar.gz, run by run: runs that were looked at before, here or on
 another machine, are not looked at again. RECORDS/explorer.html is the page of tokens over all of them. `make results` makes
-tables and figures of the first and puts the last beside them.
+tables and figures of the first; the site has the last as results/STUDY-explorer.html (docs_tools/pages.py).
 
 Perplexity is read on the first --limit samples of each problem. Tokens are read of --per_problem completions of one problem a
 task, chosen at the first look: that on which the finished runs are furthest apart. The page has those problems alone.

@@ -43,6 +43,13 @@ def test_the_playground_is_in_the_site(site):
     assert (site / "playground.html").read_text(encoding="utf-8") == playground()
 
 
+@pytest.mark.parametrize("page", (ROOT / "results" / "gpu").glob("*/explorer.html"), ids=lambda page: page.parent.name)
+def test_the_page_of_tokens_is_in_the_site(site, page):
+    name = f"{page.parent.name}-explorer.html"
+    assert (site / "results" / name).read_bytes() == page.read_bytes()
+    assert f'href="{name}"' in (site / "results" / f"{page.parent.name}.html").read_text(encoding="utf-8")
+
+
 def test_links_and_anchors_resolve(site):
     """mkdocs checks Markdown links; this one reads what a browser will: every href and src, and the ids they point to."""
     pages = {p.relative_to(site).as_posix(): p.read_text(encoding="utf-8") for p in site.rglob("*.html")}
