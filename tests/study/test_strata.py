@@ -153,6 +153,10 @@ def test_the_positive_control_is_found_and_the_null_is_not():
     assert of[MIXED][1].y[0] == pytest.approx(pass_at_k(np.full(150, 128), a.rights + b.rights, 16))
     assert frontiers(of, "grpo")[1].gain.low > 0.01
     assert frontiers(positive(planes(rng, apart=0.0), "grpo").families(), "grpo")[1].gain.low < 0.002
+    all_seeds, (even, odd) = plane.runs["grpo"], null(plane, "grpo").runs.values()
+    for own, a, b in zip(all_seeds.values(), even.values(), odd.values()):
+        assert [*map(id, a)] == [*map(id, own[::2])]
+        assert [*map(id, b)] == [*map(id, own[1::2])], "no seed is in both halves"
     wrong = 0
     for _ in range(40):
         gain = {f.family: f for f in frontiers(null(planes(rng, 1.0, 8, 60), "grpo").families(), "grpo")}[HALF].gain

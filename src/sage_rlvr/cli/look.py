@@ -112,7 +112,10 @@ def _report_flags(p: argparse.ArgumentParser) -> None:
         "folders", nargs="+", metavar="FOLDER", help="folders with evaluations and training runs, also nested"
     )
     p.add_argument("--out", default="report.html", help="the page (default: %(default)s)")
-    p.add_argument("--base", help="the run that differences and support are against")
+    p.add_argument(
+        "--base",
+        help="the run to compare with (default: one called base, else one of the model that a training started from)",
+    )
     p.add_argument("--open", action="store_true", help="show it in the browser")
     p.add_argument(
         "--watch", type=float, nargs="?", const=5.0, metavar="SECONDS",
