@@ -33,7 +33,8 @@ def test_the_base_has_room_and_reaches_the_far_set(gate):
         base(0.02, 0.5, 0.19),
     ):
         assert gate.choose_base({**fit, 3000: unfit}) == 2500
-        assert gate.choose_base({3000: unfit}) is None
+    assert gate.choose_base({2500: base(0.02, 0.5, 0.1), 3000: base(0.015, 0.5, 0.19)}) == 2500, "no far set is reached"
+    assert gate.choose_base({2500: base(0.02, 0.9, 0.1), 3000: base(0.015, 0.7, 0.19)}) == 3000, "none has room"
 
 
 def test_the_smallest_rate_that_learns_and_loses(gate):
