@@ -18,30 +18,35 @@ def gate(monkeypatch):
     return hard_gate
 
 
-def base(one, many, far):
-    return {"pass@1": one, "pass@256": many, "far@512": far}
+def base(one, least, far):
+    return {"pass@1": one, "least": least, "far@512": far}
 
 
 def test_the_base_has_room_and_reaches_the_far_set(gate):
-    fit = {2000: base(0.013, 0.64, 0.25), 2500: base(0.015, 0.5, 0.21)}
-    assert gate.choose_base(fit) == 2500
-    for unfit in (
-        base(0.06, 0.5, 0.3),
-        base(0.011, 0.5, 0.3),
-        base(0.02, 0.66, 0.3),
-        base(0.02, 0.29, 0.3),
-        base(0.02, 0.5, 0.19),
-    ):
-        assert gate.choose_base({**fit, 3000: unfit}) == 2500
-    assert gate.choose_base({2500: base(0.02, 0.5, 0.1), 3000: base(0.015, 0.5, 0.19)}) == 2500, "no far set is reached"
-    assert gate.choose_base({2500: base(0.02, 0.9, 0.1), 3000: base(0.015, 0.7, 0.19)}) == 3000, "none has room"
+    fit = {"a": base(0.013, 90, 0.25), "b": base(0.015, 60, 0.21)}
+    assert gate.choose_base(fit) == "b"
+    for unfit in (base(0.06, 60, 0.3), base(0.011, 60, 0.3), base(0.02, 39, 0.3), base(0.02, 60, 0.19)):
+        assert gate.choose_base({**fit, "c": unfit}) == "b"
+    assert gate.choose_base({"a": base(0.02, 50, 0.1), "b": base(0.015, 50, 0.19)}) == "a", "no far set is reached"
+    assert gate.choose_base({"a": base(0.09, 50, 0.1), "b": base(0.06, 50, 0.19)}) == "b", "none has room"
 
 
-def test_the_smallest_rate_that_learns_and_loses(gate):
-    def rate(one, high):
-        return {"pass@1": one, "lost": Interval(high - 0.05, high - 0.1, high)}
+def test_the_shortest_training_that_is_nearly_the_best_and_loses(gate):
+    def cell(steps, one, high):
+        return {"steps": steps, "pass@1": one, "lost": Interval(high - 0.05, high - 0.1, high)}
 
-    rows = {1e-4: rate(0.025, -0.02), 3e-4: rate(0.05, -0.01), 6e-4: rate(0.08, -0.2)}
-    assert gate.choose_rate(rows, base=0.02) == 3e-4
-    assert gate.choose_rate({**rows, 3e-4: rate(0.05, 0.01)}, base=0.02) == 6e-4
-    assert gate.choose_rate(rows, base=0.05) == 6e-4, "none doubles it: the highest pass@1"
+    best, soon, early = cell(400, 0.05, -0.02), cell(200, 0.0485, -0.01), cell(100, 0.047, -0.01)
+    assert gate.choose_cell([best, soon, early]) == soon
+    assert gate.choose_cell([best, cell(200, 0.0485, 0.01), early]) == best, "what loses nothing has nothing to keep"
+    assert gate.choose_cell([cell(400, 0.05, 0.1), cell(200, 0.04, 0.1)])["steps"] == 400, "none loses: the best"
+
+
+def test_the_smallest_stratum(gate, tmp_path, monkeypatch):
+    import numpy as np
+
+    right = [0, 0, 0, 1, 2, 3, 3, 9, 10, 30]
+    state = np.array([[[2] * r + [1] * (40 - r)] for r in right])
+    counts = type("Counts", (), {"tasks": {gate.HARD: type("Task", (), {"state": state})}})
+    monkeypatch.setattr(gate, "counts_of", lambda folder: counts)
+    assert gate.least(tmp_path, [0, 2, 8, 25]) == 2
+    assert gate.least(tmp_path, [0, 4, 8, 25]) == 0, "nobody has 5 to 8"
