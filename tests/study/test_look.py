@@ -165,13 +165,6 @@ def test_tasks_come_in_the_studys_order_and_one_problem_has_no_interval(place, t
     assert row.endswith("| 0.250 | 0.250 | 0.250 |")
 
 
-def test_a_study_without_a_sweep_is_shown_without_frontiers(place, tmp_path, monkeypatch):
-    args = ["show", "--records", place / "results" / "gpu" / "small", "--out", tmp_path / "shown"]
-    assert call("gpu/study.py", monkeypatch, *args) == 0
-    assert (tmp_path / "shown" / "table.md").is_file()
-    assert not (tmp_path / "shown" / "against").exists()
-
-
 def test_another_machine_goes_on_with_the_runs_it_has(place, tmp_path, monkeypatch, capsys):
     """The base was sampled and looked at elsewhere; here lie one run's samples."""
     records = tmp_path / "records"
