@@ -43,7 +43,7 @@ def short(number: float, digits: int = 3) -> str:
     return f"{number:.{digits}f}".removeprefix("0")
 
 
-# ---- README ----------------------------------------------------------------------------------------------------------------
+# ---- README and examples -------------------------------------------------------------------------------------------------------
 
 
 def demo() -> str:
@@ -55,15 +55,29 @@ def demo() -> str:
     )
 
 
-def one_card() -> str:
+@cache
+def _gsm8k() -> list[dict[str, Any]]:
     """The settings of the recipe for 24 GB without its KL, on a shared H200: the longest run of the gate on GSM8K."""
-    steps = max((run for piece in record("gpu/gsm8k_gate/stopped.json") for run in piece["runs"].values()), key=len)
-    first, last = (short(mean(part, "reward"), 2) for part in (steps[:10], steps[-10:]))
-    time = mean(steps, "step_time")
-    return (
-        f"took {time:.1f} s per step ({len(steps) * time / 60:.0f} minutes), and the training reward rose from {first} "
-        f"to {last}."
-    )
+    pieces = record("gpu/gsm8k_gate/stopped.json")
+    return max((run for piece in pieces for run in piece["runs"].values()), key=len)
+
+
+def one_card() -> str:
+    first, last = (short(mean(part, "reward"), 2) for part in (_gsm8k()[:10], _gsm8k()[-10:]))
+    minutes = len(_gsm8k()) * mean(_gsm8k(), "step_time") / 60
+    return f"took {gsm8k_time()} ({minutes:.0f} minutes), and the training reward rose from {first} to {last}."
+
+
+def gsm8k_time() -> str:
+    return f"{mean(_gsm8k(), 'step_time'):.1f} s per step"
+
+
+def gsm8k_rewards() -> str:
+    body = []
+    for end in (10, 20, 30, 80, 150):
+        part = _gsm8k()[end - 10 : end]
+        body.append([f"{end - 9}–{end}", short(mean(part, "reward")), short(mean(part, "entropy"), 2)])
+    return markdown(["steps", "training reward", "entropy"], body)
 
 
 # ---- docs/performance.md ---------------------------------------------------------------------------------------------------

@@ -28,9 +28,9 @@ Facts = dict[str, dict[str, Any]]
 
 
 def filled_pages(root: Path, facts: Facts) -> dict[Path, bytes]:
-    """README.md and every page of docs with blocks, those made again. Without its study's ``facts`` a block stays as it is."""
+    """README.md and the pages of docs and examples, with their blocks made again. Without its study's ``facts`` a block stays."""
     made: dict[Path, bytes] = {}
-    for path in sorted([*root.glob("README.md"), *root.glob("docs/**/*.md")]):
+    for path in sorted(p for pages in ("README.md", "docs/**/*.md", "examples/*.md") for p in root.glob(pages)):
         text = path.read_text(encoding="utf-8")
 
         def block(found: re.Match[str]) -> str:
