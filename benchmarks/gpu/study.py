@@ -161,14 +161,14 @@ def main() -> int:
     parser.add_argument(
         "--records", required=True, help="folder of the records: read, and written unless --to is given"
     )
-    parser.add_argument("--to", help="run: folder the records are written to")
+    parser.add_argument("--to", help="folder the records are written to")
     parser.add_argument("--out", help="the study's own folder (default: runs/NAME)")
     parser.add_argument("--jobs", type=int, default=16)
-    parser.add_argument("--minutes", type=float, default=9.0, help="run: when to stop; packing takes some seconds more")
-    parser.add_argument("--only", default="*", help="run: a pattern of runs, as in '*-s0'")
-    parser.add_argument("--mps", action="store_true", help="run: start NVIDIA's multi-process service first")
+    parser.add_argument("--minutes", type=float, default=9.0, help="when to stop; packing takes some seconds more")
+    parser.add_argument("--only", default="*", help="a pattern of runs, as in '*-s0'")
+    parser.add_argument("--mps", action="store_true", help="start NVIDIA's multi-process service first")
     parser.add_argument(
-        "--trained", action="store_true", help="run: keep the weights of what is trained and still to be evaluated"
+        "--trained", action="store_true", help="keep the weights of what is trained and still to be evaluated"
     )
     args = parser.parse_args()
     try:
