@@ -1,5 +1,5 @@
-"""The blocks of docs/evidence that are made from records: between ``<!-- made: NAME -->`` and ``<!-- /made -->`` nothing is
-written by hand. benchmarks/results.py calls it with each study's facts."""
+"""What pages say of records: between ``<!-- made: NAME -->`` and ``<!-- /made -->``, in a line or as a block, nothing is written
+by hand. Here are the functions NAME of studies, whose facts benchmarks/results.py knows; doc_numbers.py has the others."""
 
 import html
 import json
@@ -7,12 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import doc_numbers
+
 from sage_rlvr.figure_style import INK, MARK, Figure, legend, panels, save
 from sage_rlvr.study.frontier import in_order
 from sage_rlvr.study.frontier_figure import GREY, GUESS
 from sage_rlvr.study.table import markdown, shown
 
-PAGES, HOME, STUDIES = Path("docs/evidence"), Path("docs/index.md"), "studies.json"
+STUDIES = Path("docs/evidence/studies.json")
 TRACE, TRACED, ASKED, LONG = Path("results/gpu/qwen1.5b/explorer.html"), "tempered-s3/eval", "knights-knaves", 60
 NAMES = {"winner": "verified_own_k1", "best": "rarity", "reference": "GRPO (k3+)"}  # of studies/confirm.yaml
 KINDS = {"coverage": "reward", "rarity": "reward", "entropy_bonus": "loss", "forward_kl": "estimator"}  # others: guides
@@ -21,20 +23,22 @@ ARMS = {
     "tempered": "Tempered",
 }  # fmt: skip
 FIGURE = "verdict.svg"
-BLOCK = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- /made -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- made: (\w+) -->)(.*?)(<!-- /made -->)", re.DOTALL)
 Facts = dict[str, dict[str, Any]]
 
 
-def evidence_pages(root: Path, facts: Facts) -> dict[Path, bytes]:
-    """The home page and every page of docs/evidence with their blocks made again. A block whose study has no records yet stays
-    as it is."""
+def filled_pages(root: Path, facts: Facts) -> dict[Path, bytes]:
+    """README.md and the pages of docs and examples, with their blocks made again. Without its study's ``facts`` a block stays."""
     made: dict[Path, bytes] = {}
-    for path in sorted([*root.glob(str(HOME)), *(root / PAGES).glob("*.md")]):
+    for path in sorted(p for pages in ("README.md", "docs/**/*.md", "examples/*.md") for p in root.glob(pages)):
         text = path.read_text(encoding="utf-8")
 
         def block(found: re.Match[str]) -> str:
-            new = BLOCKS[found[2]](root, facts)
-            return found[0] if new is None else f"{found[1]}\n{new.strip()}\n\n{found[3]}"
+            start, name, old, end = found.groups()
+            new = BLOCKS[name](root, facts) if name in BLOCKS else getattr(doc_numbers, name)()
+            if new is None or old.split() == new.split():
+                return found[0]  # with the line breaks it has
+            return f"{start}\n\n{new.strip()}\n\n{end}" if old.startswith("\n") else f"{start}{new}{end}"
 
         if BLOCK.search(text):
             made[path.relative_to(root)] = BLOCK.sub(block, text).encode()
@@ -83,12 +87,16 @@ def verdicts(_: Path, facts: Facts) -> str | None:
     return "\n".join(told)
 
 
-def states(root: Path, facts: Facts) -> str:
+def states(root: Path, facts: Facts) -> str | None:
     """The state of each study is in studies.json alone; how many of its runs are done is counted."""
+    if not facts:
+        return None
     body = []
-    for s in json.loads((root / PAGES / STUDIES).read_text(encoding="utf-8")):
+    for s in json.loads((root / STUDIES).read_text(encoding="utf-8")):
         done = facts.get(s["study"], {}).get("done")
         runs = f"{done[0]} of {done[1]} runs" if done else "no run"
+        if s["state"] != ("not started" if not done else "done" if done[0] == done[1] else "open"):
+            raise ValueError(f"{s['study']}: studies.json says {s['state']}, {runs} are done")
         cost = f"{facts[s['study']]['gpu_minutes']:.0f}" if done else "0"
         body.append([s["link"], s["question"], f"**{s['state']}**: {s['so']}", runs, cost])
     return markdown(["study", "question", "state", "recorded", "GPU-minutes"], body)

@@ -1,17 +1,8 @@
-"""The figure of the README: pass@1 against pass@256 over β, from the records of the confirmation alone.
+"""The figure of the README: pass@1 against pass@256 over β, from the records of the confirmation alone (``make results``)."""
 
-    python benchmarks/readme_figure.py            # writes docs/img/frontier-light.svg and docs/img/frontier-dark.svg
-    python benchmarks/readme_figure.py --check    # writes nothing; 1 if the two files are not what the records give
-
-``files(root)`` answers both files as bytes, so that another script can write or compare them.
-"""
-
-import argparse
-import gzip
 import io
 import json
 import lzma
-import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib import rc_context
-from steady import same, steady_names
+from steady import steady_names
 
 from sage_rlvr.evaluate.counts import from_compact
 from sage_rlvr.figure_style import panels
@@ -58,8 +49,7 @@ def read(root: Path) -> tuple[dict[str, list[Point]], tuple[float, float]]:
     """Family → its points by β; and where the base stands."""
     found = defaultdict[tuple[str, float], list[tuple[float, float]]](list)
     base = (np.nan, np.nan)
-    opened = lzma.open if RUNS.endswith(".xz") else gzip.open
-    with opened(root / RECORDS / RUNS, "rt", encoding="utf-8") as f:
+    with lzma.open(root / RECORDS / RUNS, "rt", encoding="utf-8") as f:
         next(f)  # the study
         for record in map(json.loads, f):
             counts = from_compact(record["counts"]).tasks[TASK]
@@ -116,24 +106,3 @@ def files(root: Path) -> dict[Path, bytes]:
     points, base = read(root)
     guessed = float(guess(load_task(TASK, limit=1000, split="test"), K).mean())
     return {Path(f"docs/img/frontier-{theme}.svg"): draw(points, base, guessed, theme) for theme in THEMES}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing, name the files that differ")
-    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1], help="of the repository")
-    args = parser.parse_args()
-    differ = {
-        path: content
-        for path, content in files(args.root).items()
-        if not (args.root / path).is_file() or not same(path, (args.root / path).read_bytes(), content)
-    }
-    for path, content in differ.items():
-        print(f"{path}: {'not what the records give' if args.check else 'written'}")
-        if not args.check:
-            (args.root / path).write_bytes(content)
-    return 1 if args.check and differ else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,7 +4,8 @@
     python benchmarks/results.py --check    # writes nothing; 1 and the names of the files that are not as it would write them
 
 The same records give the same bytes. Both folders are this script's own: a page or figure that no records make is removed. The
-blocks of docs/evidence that say so are made too (evidence.py); planes.py has the part about pass@1 and pass@k.
+phrases and tables of other pages between ``<!-- made: NAME -->`` and ``<!-- /made -->`` are filled in too (evidence.py,
+doc_numbers.py); planes.py has the part about pass@1 and pass@k.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import readme_figure
-from evidence import evidence_pages, verdict_figure
+from evidence import filled_pages, verdict_figure
 from planes import REFERENCES, frontier_part
 from steady import same, steady, steady_names
 
@@ -362,7 +363,7 @@ def main() -> int:
     with TemporaryDirectory() as work:
         if figure := verdict_figure(Path(work, "figure"), facts):
             made[FIGURES / figure.files[0].name] = steady_names(figure.files[0].read_bytes())
-    made |= evidence_pages(root, facts)
+    made |= filled_pages(root, facts)
     if (root / "README.md").is_file():  # its figure; other roots have pages alone
         made |= readme_figure.files(root)
     there = {f.relative_to(root) for f in [*(root / PAGES).glob("*.md"), *(root / FIGURES).glob("*.svg")]}

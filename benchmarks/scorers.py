@@ -28,58 +28,12 @@ GOLDS = {
     "math500": r"\frac{1}{2}",
 }
 TAGS = ["<SOLUTION>", "</SOLUTION>", "</SOLU", "\\boxed{", "####", "the answer is ", "\n", "\n\n", " ", " ", " "]
-MATHEMATICS = [
-    *"0123456789+-*/=()[]{}^_,.%$|!",
-    "\\frac{",
-    "}{",
-    "\\sqrt{",
-    "\\times",
-    "\\infty",
-    "\\text{",
-    "\\pi",
-    "12",
-    "69",
-    "x",
-]
-PEOPLE = [
-    "Amelia",
-    "Mia",
-    "Mıa",
-    "Ian",
-    "knight",
-    "knaves",
-    "is a ",
-    "are",
-    "isn't",
-    "not",
-    "neither",
-    "nor",
-    "none",
-    "all",
-    "or",
-]
-PEOPLE += ["others", "only", "and", "says", "it is false that", "there are no ", "->", "!=", ":", ";", ",", "."]
-ODD = [
-    "\0",
-    "\u200f",
-    "\u202e",
-    "\ud800",
-    "\udfff",
-    "٣",
-    "３",
-    "³",
-    "½",
-    "①",
-    "𝟙",
-    "ſ",
-    "K",
-    "’s",
-    "\\",
-    "~",
-    "¬",
-    "\r",
-    "\t",
-]
+MATHEMATICS = [*"0123456789+-*/=()[]{}^_,.%$|!",
+               "\\frac{", "}{", "\\sqrt{", "\\times", "\\infty", "\\text{", "\\pi", "12", "69", "x"]  # fmt: skip
+PEOPLE = ["Amelia", "Mia", "Mıa", "Ian", "knight", "knaves", "is a ", "are", "isn't", "not", "neither", "nor", "none", "all",
+          "or", "others", "only", "and", "says", "it is false that", "there are no ", "->", "!=", ":", ";", ",", "."]  # fmt: skip
+ODD = ["\0", "\u200f", "\u202e", "\ud800", "\udfff", "٣", "３", "³", "½", "①", "𝟙", "ſ",
+       "K", "’s", "\\", "~", "¬", "\r", "\t"]  # fmt: skip
 HUGE = 1_000_000
 
 

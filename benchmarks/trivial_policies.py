@@ -16,9 +16,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from sage_rlvr.errors import UserError
 from sage_rlvr.provenance import made_with
 from sage_rlvr.tasks import TASKS, Problem, get_task, load_task, make_scorer, trivial
@@ -95,16 +92,6 @@ def measure(name: str, n: int, data_dir: str | None) -> dict[str, Any]:
     }
 
 
-def table_of(found: dict[str, dict]) -> Table:
-    table = Table("task", "problems", "echo", "last number", "list of all", "best constant", "best", "earns")
-    for name, row in sorted(found.items(), key=lambda item: -item[1]["share"]):
-        shares = (row["echo"], row["last number"], row["list of all"], row["best constant"])
-        table.add_row(name, str(row["problems"]), *(f"{s:.1%}" for s in shares), row["best"], f"{row['share']:.1%}")
-    above = sum(row["share"] > trivial.LIMIT for row in found.values())
-    table.caption = f"{above} of {len(found)} tasks pay more than {trivial.LIMIT:.0%}"
-    return table
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data_dir", help="folder of local task files (default: $SAGE_RLVR_DATA, then ./data)")
@@ -128,7 +115,6 @@ def main() -> None:
         print(f"{name}: {found[name]['best']} {found[name]['share']:.1%}", file=sys.stderr)
         if args.to:  # each time: an hour's work is not lost to the last task
             args.to.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    Console(width=160).print(table_of(found))
     if record["missing"]:
         print("missing:", ", ".join(record["missing"]))
     if args.package:

@@ -7,9 +7,6 @@ Each part runs in a process of its own, so that one that fails, or an engine tha
                log-probs, verification and the store: one engine, the same prompts, in turn. Goal: 95%
   float32, bfloat16   greedy completions of the transformers and vllm backends on --small, and sampled log-probs of both
                against TRL's GRPOTrainer on the same tokens
-  static       the transformers backend with the static cache against its own loop
-  workers      the data-parallel path with one worker process
-  lora         an adapter served without merging against the merged model
 """
 
 import argparse
@@ -28,7 +25,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 from sage_rlvr.evaluate import backends, run
 from sage_rlvr.evaluate.sampling import Ask, Generation, Request, Sampling, missing
-from sage_rlvr.evaluate.vllm_backend import Engine, EngineSettings, VllmBackend, Workers
+from sage_rlvr.evaluate.vllm_backend import Engine, EngineSettings, VllmBackend
 from sage_rlvr.tasks import chat_template, get_format, load_task
 
 QUICK = (("enforce_eager", True),)  # parts that measure no speed start without compiling
@@ -241,85 +238,15 @@ def trl_logprobs(args: argparse.Namespace, work: Path, dtype: str) -> dict[str, 
     return found
 
 
-# ---- the rest ----------------------------------------------------------------------------------------------------
-
-
-def static(args: argparse.Namespace, work: Path) -> dict[str, Any]:
-    import torch
-
-    from sage_rlvr.evaluate.transformers_backend import TransformersBackend
-    from sage_rlvr.models import load_model
-
-    tokenizer, asks = asks_of(args.small, args, args.small_limit)
-    model = load_model(args.small, dtype="auto").to("cuda" if torch.cuda.is_available() else "cpu")
-    how = Sampling(temperature=0.3, max_tokens=args.small_tokens, stop=get_format(args.prompt_format).stop)
-    rows, rates = {}, {}
-    for name, fixed in (("own loop", False), ("static cache", True)):
-        backend = TransformersBackend(model, tokenizer, how, 32, max(len(a.prompt) for a in asks), static=fixed)
-        drawn(backend, asks[:1], 1)  # compile
-        start = time.perf_counter()
-        rows[name] = drawn(backend, asks, 4)
-        rates[name] = sum(len(r["ids"]) for r in rows[name]) / (time.perf_counter() - start)
-    return {"tokens_per_second": rates, "agreement": compare(*rows.values())}
-
-
-def workers(args: argparse.Namespace, work: Path) -> dict[str, Any]:
-    tokenizer, asks = asks_of(args.small, args, args.small_limit)
-    how = Sampling(temperature=0.3, max_tokens=args.small_tokens, stop=get_format(args.prompt_format).stop)
-    pool = Workers(engine_settings(args, args.small, tokenizer, asks, how, more=QUICK), ["0"])
-    try:
-        got = [(g.request.problem, g.request.index) for batch in pool.run(everything(asks, 4)) for g in batch]
-    finally:
-        pool.close()
-    return {"asked": 4 * len(asks), "got": len(got), "distinct": len(set(got))}
-
-
-def lora(args: argparse.Namespace, work: Path) -> dict[str, Any]:
-    """A random adapter of rank 8; greedy with it and with the merged weights, one engine process each."""
-    import torch
-    from peft import LoraConfig, get_peft_model
-
-    from sage_rlvr.models import load_model, merge_adapter
-
-    torch.manual_seed(0)
-    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    adapted = get_peft_model(load_model(args.small), LoraConfig(r=8, target_modules=targets, task_type="CAUSAL_LM"))
-    for name, weight in adapted.named_parameters():
-        if "lora_B" in name:
-            weight.data.normal_(std=0.01)
-    adapted.save_pretrained(work / "adapter")
-    merge_adapter(work / "adapter", work / "merged", base=args.small, force=True)
-    for name in ("lora-adapter", "lora-merged", "lora-base"):
-        call(name, args, work)
-    rows = {n: json.loads((work / f"lora-{n}.json").read_text())["greedy"] for n in ("adapter", "merged", "base")}
-    return {
-        "adapter_and_merged": compare(rows["adapter"], rows["merged"]),
-        "adapter_and_base": compare(rows["adapter"], rows["base"]),
-    }
-
-
-def lora_draw(args: argparse.Namespace, work: Path, which: str) -> dict[str, Any]:
-    tokenizer, asks = asks_of(args.small, args, args.small_limit)
-    how = Sampling(temperature=0, max_tokens=args.small_tokens, stop=get_format(args.prompt_format).stop)
-    model = str(work / "merged") if which == "merged" else args.small
-    more: dict[str, Any] = {"adapter": str(work / "adapter"), "adapter_rank": 8} if which == "adapter" else {}
-    backend = VllmBackend(engine_settings(args, model, tokenizer, asks, how, more=QUICK, **more), ["0"])
-    return {"greedy": drawn(backend, asks, 1)}
-
-
 PARTS: dict[str, Callable[[argparse.Namespace, Path], dict[str, Any]]] = {
     "throughput": throughput,
     "float32": lambda a, w: agreement(a, w, "float32"),
     "bfloat16": lambda a, w: agreement(a, w, "bfloat16"),
-    "static": static,
-    "workers": workers,
-    "lora": lora,
 }
 DTYPES = ("float32", "bfloat16")
 STEPS = PARTS | {f"trl-{d}": (lambda a, w, d=d: trl_logprobs(a, w, d)) for d in DTYPES}
 STEPS |= {f"draw-vllm-{d}": (lambda a, w, d=d: draw_with(a, w, "vllm", d)) for d in DTYPES}
 STEPS |= {f"draw-transformers-{d}": (lambda a, w, d=d: draw_with(a, w, "transformers", d)) for d in DTYPES}
-STEPS |= {f"lora-{x}": (lambda a, w, x=x: lora_draw(a, w, x)) for x in ("adapter", "merged", "base")}
 
 
 def call(step: str, args: argparse.Namespace, work: Path) -> None:

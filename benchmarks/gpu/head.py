@@ -416,23 +416,6 @@ def versions() -> dict[str, str]:
     return found
 
 
-def show(table: dict[str, Any]) -> None:
-    for width, rows in table.items():
-        print(f"hidden {width}")
-        for name, row in rows.items():
-            if not isinstance(row, dict) or not {"ms", "not_run"} & row.keys():
-                continue
-            shown = {
-                "ms": "{:.2f} ms",
-                "times_floor": "{:.2f} × floor",
-                "extra_gib": "{:.2f} GiB",
-                "not_run": "not run: {}",
-            }
-            cells = [form.format(row[key]) for key, form in shown.items() if row.get(key) is not None]
-            wrong = [f"{key} {value:.1e}" for key, value in row.get("error", {}).items() if key != "not_run"]
-            print(f"  {name:30s} " + "  ".join(cells + wrong))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
@@ -466,10 +449,7 @@ def main() -> None:
         result[name] = parts[name]()
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(result, indent=1))  # after each part: a run cut short keeps what it has
-        if name in ("head", "trainable", "sweep"):
-            print(name)
-            show(result[name])
-    print(json.dumps({k: result[k] for k in ("odd", "linearity", "profile") if k in result}, indent=1))
+        print(name, json.dumps(result[name], indent=1), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import random
 import statistics
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,7 +34,6 @@ class Shape:
 
 
 QWEN_1_5B = Shape(151_936, 1536, 8960, 28, 12, 2)
-SMALL = Shape(2_048, 128, 512, 2, 4, 2)
 
 
 @dataclass(frozen=True)
@@ -85,16 +83,7 @@ def random_model(shape: Shape, device: str, seed: int = 0) -> Any:
 class Replay:
     """A trainer of class ``trainer`` with config class ``config``; ``run`` makes so many steps and says what one takes."""
 
-    def __init__(
-        self,
-        trainer: Any,
-        config: Any,
-        shape: Shape,
-        rollouts: Rollouts,
-        device: str,
-        phases: bool = False,
-        **options: Any,
-    ):
+    def __init__(self, trainer: Any, config: Any, shape: Shape, rollouts: Rollouts, device: str, **options: Any):
         from datasets import Dataset
         from peft import LoraConfig
 
@@ -109,8 +98,8 @@ class Replay:
             "bf16": device == "cuda", "use_cpu": device == "cpu", "beta": 0.05, "loss_type": "grpo", "learning_rate": 1e-6,
             "lr_scheduler_type": "constant", "logging_strategy": "no",
         }  # fmt: skip
-        self.watch = Watch(device, phases)
-        self.trainer = _watched(trainer, self.watch)(
+        self.watch = Watch(device)
+        self.trainer = trainer(
             random_model(shape, device),
             _reward,
             config(**(settings | options)),
@@ -125,10 +114,11 @@ class Replay:
         self.own = _allocated(device) - before
 
     def _given(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        with self.watch.phase("rollout"):
-            completions = self.rollouts.completions
-            logprobs = [[0.0] * len(ids) for ids in completions]
-            return {"prompt_ids": self.rollouts.prompts, "completion_ids": completions, "logprobs": logprobs}
+        before = self.watch.now()
+        completions = self.rollouts.completions
+        logprobs = [[0.0] * len(ids) for ids in completions]
+        self.watch.outside += self.watch.now() - before
+        return {"prompt_ids": self.rollouts.prompts, "completion_ids": completions, "logprobs": logprobs}
 
     def run(self, updates: int, warm: int = 1) -> dict[str, Any]:
         """Median and quartiles of a step, its forward passes and padded tokens, and the peak with this trainer alone."""
@@ -145,8 +135,6 @@ class Replay:
         }  # fmt: skip
         if self.device == "cuda":
             out["peak_gib"] = (watch.peak - watch.held + self.own) / GIB
-        if watch.by_phase:
-            out["phases_ms"] = {name: 1e3 * spent / len(watch.spent) for name, spent in watch.by_phase.items()}
         return out
 
 
@@ -159,33 +147,21 @@ def _allocated(device: str) -> int:
 
 
 class Watch(TrainerCallback):
-    """The clock of a step: its time without the rollouts', passes through the model, memory; by phase where asked."""
+    """The clock of a step: its time without the rollouts', passes through the model, memory."""
 
-    def __init__(self, device: str, phases: bool):
-        self.device, self.phases = device, phases
+    def __init__(self, device: str):
+        self.device = device
         self.start(0)
 
     def start(self, warm: int) -> None:
         self.warm, self.passes, self.tokens, self.peak, self.held = warm, 0, 0, 0, 0
         self.spent: list[float] = []  # ms
-        self.by_phase: dict[str, float] = defaultdict(float)
         self.outside = 0.0  # seconds of this step that are not counted
 
     def now(self) -> float:
         if self.device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        if not self.phases and name != "rollout":
-            yield
-            return
-        before = self.now()
-        yield
-        took = self.now() - before
-        self.by_phase[name] += took if self.phases and self.warm <= 0 else 0.0
-        self.outside += took if name == "rollout" else 0.0
 
     def passed(self, module: Any, args: Any, output: torch.Tensor) -> None:
         if self.warm <= 0:
@@ -204,31 +180,6 @@ class Watch(TrainerCallback):
             if self.device == "cuda":
                 self.peak = max(self.peak, torch.cuda.max_memory_allocated())
         self.warm -= 1
-
-
-def _watched(cls: Any, watch: Watch) -> Any:
-    """The trainer's own methods, each in its phase. The update is what is left of a training step after its rollouts."""
-
-    class Watched(cls):
-        def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
-            with watch.phase("verify"):
-                return super()._calculate_rewards(*args, **kwargs)
-
-        def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-            if torch.is_grad_enabled():
-                return super()._get_per_token_logps_and_entropies(*args, **kwargs)
-            with watch.phase("reference"):
-                return super()._get_per_token_logps_and_entropies(*args, **kwargs)
-
-        def _prepare_inputs(self, *args: Any, **kwargs: Any) -> Any:
-            with watch.phase("rollout, verify and reference"):
-                return super()._prepare_inputs(*args, **kwargs)
-
-        def training_step(self, *args: Any, **kwargs: Any) -> Any:
-            with watch.phase("training step"):
-                return super().training_step(*args, **kwargs)
-
-    return Watched
 
 
 @contextmanager

@@ -9,8 +9,6 @@ a  branch, k3 against the same trainer with the guide off, in turns. Wanted: tim
 b  fused_head + tokens_per_microbatch against TRL's GRPOTrainer at each micro-batch, and at the largest two with checkpointing.
    Wanted: 1.5 × as fast as TRL's fastest, with a lower peak.
 c  an update's time and peak at 8k, 32k and 128k tokens, under one budget.
-d  where the time goes, both trainers.
-e  the kernels of one update of ours, by time.
 A case that fails (out of memory) is in the JSON with its reason. The file is written after every case.
 """
 
@@ -54,19 +52,17 @@ class Bench:
         self.device, self.sizes, self.result, self.save = device, sizes, result, save
         self.rollouts = draw_rollouts(sizes.rows, sizes.longest, sizes.shape.vocab)
 
-    def ours(self, rollouts: Rollouts | None = None, phases: bool = False, **options: Any) -> Replay:
+    def ours(self, rollouts: Rollouts | None = None, **options: Any) -> Replay:
         rollouts = rollouts or self.rollouts
         defaults = {
             "guide": "branch", "fused_head": True, "tokens_per_microbatch": self.sizes.budget, "gradient_checkpointing": False,
             "per_device_train_batch_size": len(rollouts.prompts), "gradient_accumulation_steps": 1,
         }  # fmt: skip
-        return Replay(SAGETrainer, SAGEConfig, self.sizes.shape, rollouts, self.device, phases, **(defaults | options))
+        return Replay(SAGETrainer, SAGEConfig, self.sizes.shape, rollouts, self.device, **(defaults | options))
 
-    def theirs(self, micro: int, phases: bool = False, **options: Any) -> Replay:
+    def theirs(self, micro: int, **options: Any) -> Replay:
         defaults = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": self.sizes.rows // micro}
-        return Replay(
-            GRPOTrainer, GRPOConfig, self.sizes.shape, self.rollouts, self.device, phases, **(defaults | options)
-        )
+        return Replay(GRPOTrainer, GRPOConfig, self.sizes.shape, self.rollouts, self.device, **(defaults | options))
 
     def case(self, part: str, name: str, make: Callable[[], Any]) -> None:
         """One result into the file; what it held on the GPU goes before the next."""
@@ -144,40 +140,19 @@ class Bench:
         found = self.ours(rollouts).run(self.sizes.sweep, warm=2)
         return found | {"us_per_token": 1e3 * found["ms"] / rollouts.tokens}
 
-    def d(self) -> None:
-        micro = self.sizes.micro[-2]
-        self.case(
-            "d", f"TRL, micro-batch {micro}", lambda: self.theirs(micro, True, gradient_checkpointing=False).run(3)
-        )
-        self.case("d", "ours", lambda: self.ours(phases=True).run(3))
-
-    def e(self) -> None:
-        self.case("e", "ours", self._kernels)
-
-    def _kernels(self) -> dict[str, Any]:
-        from torch.profiler import ProfilerActivity, profile
-
-        replay = self.ours()
-        replay.run(1)
-        with profile(activities=[ProfilerActivity.CUDA if self.device == "cuda" else ProfilerActivity.CPU]) as seen:
-            update = replay.run(1, warm=0)["ms"]
-        spent = {e.key[:140]: (e.count, e.self_device_time_total / 1e3) for e in seen.key_averages()}
-        longest = sorted(spent, key=lambda name: -spent[name][1])[:40]
-        return {"update_ms": update, "kernels": [{"k": k, "n": spent[k][0], "ms": spent[k][1]} for k in longest]}
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="JSON to write, or to go on with")
-    parser.add_argument("--parts", default="a,b,c,d,e", help="which of a to e (default: all)")
+    parser.add_argument("--parts", default="a,b,c", help="which of a to c (default: all)")
     parser.add_argument("--tiny", action="store_true", help="small sizes on the CPU: a smoke test, no measurement")
     args = parser.parse_args()
     device, sizes = ("cpu", TINY) if args.tiny else ("cuda", FULL)
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("no CUDA device here: use --tiny for a smoke test on the CPU")
     parts = args.parts.split(",")
-    if set(parts) - set("abcde"):
-        parser.error(f"--parts {args.parts}: write some of a,b,c,d,e")
+    if set(parts) - set("abc"):
+        parser.error(f"--parts {args.parts}: write some of a,b,c")
     result: dict[str, Any] = json.loads(args.out.read_text()) if args.out.is_file() else {}
     result |= {"made_with": made_with(), "sizes": asdict(sizes), "measurement": not args.tiny}
 

@@ -2,13 +2,11 @@
 
     python benchmarks/gpu/study.py run --study frontier --records results/gpu/frontier --jobs 16 --minutes 9
     python benchmarks/gpu/study.py run ... --only '*-s0'            # a piece of it
-    python benchmarks/gpu/study.py show --records results/gpu/frontier --out build/frontier
 
 ``run`` lays the records it finds into the study's folder, runs what is missing (seed by seed) and can end within its minutes, and
 writes the records again: what was finished and the base, in two small files that another machine goes on from, and
 sessions.json, what each piece cost. Runs that were cut short go on in the same --out, and begin anew elsewhere.
-``show`` makes the study's tables, support metrics, training curves, frontiers and figures from the records alone; frontiers
-against each of --references.
+``make results`` makes pages of the records.
 """
 
 import argparse
@@ -27,13 +25,10 @@ from typing import Any
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.provenance import made_with
-from sage_rlvr.study import page
-from sage_rlvr.study.frontier import read_families
 from sage_rlvr.study.job import START
 from sage_rlvr.study.plan import Study, load_study, read_folder
 from sage_rlvr.study.records import BASE, RUNS, keep, pack, unpack
 from sage_rlvr.study.run import finished_runs, run_study, status_of
-from sage_rlvr.study.support import support_rows, training_curves
 
 SESSIONS = "sessions.json"
 ENVIRONMENT = {
@@ -159,47 +154,25 @@ def write_session(records: Path, to: Path, session: dict) -> None:
     (to / SESSIONS).write_text(json.dumps([*earlier, session], indent=1) + "\n")
 
 
-def show(args: argparse.Namespace) -> int:
-    out = Path(args.out)
-    unpack([args.records], out)
-    page.show_table(out)
-    tasks = read_folder(out).evaluate["tasks"]
-    support = [row for task in tasks for row in support_rows(out, task)]
-    (out / "support.json").write_text(json.dumps(support, indent=1) + "\n")
-    (out / "curves.json").write_text(json.dumps(training_curves(out)) + "\n")
-    swept = read_families(out, tasks[0])
-    for reference in (r for r in args.references if r in swept):
-        for task in tasks:
-            page.show_frontier(out, reference, task)
-        for file in sorted(out.glob("frontier*.*")):
-            to = out / "against" / reference / file.name
-            to.parent.mkdir(parents=True, exist_ok=True)
-            file.replace(to)
-    return 0
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "show"])
+    parser.add_argument("what", choices=["run"])
     parser.add_argument("--study", default="frontier", help="a study file or a packaged name")
     parser.add_argument(
         "--records", required=True, help="folder of the records: read, and written unless --to is given"
     )
-    parser.add_argument("--to", help="run: folder the records are written to")
+    parser.add_argument("--to", help="folder the records are written to")
     parser.add_argument("--out", help="the study's own folder (default: runs/NAME)")
     parser.add_argument("--jobs", type=int, default=16)
-    parser.add_argument("--minutes", type=float, default=9.0, help="run: when to stop; packing takes some seconds more")
-    parser.add_argument("--only", default="*", help="run: a pattern of runs, as in '*-s0'")
-    parser.add_argument("--mps", action="store_true", help="run: start NVIDIA's multi-process service first")
+    parser.add_argument("--minutes", type=float, default=9.0, help="when to stop; packing takes some seconds more")
+    parser.add_argument("--only", default="*", help="a pattern of runs, as in '*-s0'")
+    parser.add_argument("--mps", action="store_true", help="start NVIDIA's multi-process service first")
     parser.add_argument(
-        "--trained", action="store_true", help="run: keep the weights of what is trained and still to be evaluated"
+        "--trained", action="store_true", help="keep the weights of what is trained and still to be evaluated"
     )
-    parser.add_argument("--references", nargs="+", default=["grpo_k3", "grpo_k3plus", "grpo_k1"])
     args = parser.parse_args()
-    if args.what == "show" and not args.out:
-        parser.error("show needs --out: a folder for the tables and figures")
     try:
-        return run(args) if args.what == "run" else show(args)
+        return run(args)
     except UserError as e:
         parser.exit(2, f"{e}\n")
 

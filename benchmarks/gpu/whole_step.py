@@ -140,7 +140,7 @@ def one(who: str, folder: Path, sizes: Sizes, args: argparse.Namespace) -> dict[
     prompts = ["".join(rng.choices("0123456789", k=rng.randint(*sizes.prompts))) for _ in range(1024)]
     data = Dataset.from_dict({"prompt": prompts, "answer": ["3"] * len(prompts)})
     lora = LoraConfig(r=8, lora_alpha=16, target_modules=list(PROJECTIONS))
-    watch = Phases("cpu" if args.tiny else "cuda", phases=True)
+    watch = Phases("cpu" if args.tiny else "cuda")
     cls, config = (SAGETrainer, SAGEConfig(**common, **own)) if who == "ours" else (GRPOTrainer, GRPOConfig(**common))
     trainer = cls(str(folder), task_reward("math500", "plain"), config, data, peft_config=lora, callbacks=[watch])
     watch_trainer(trainer, watch)

@@ -88,10 +88,3 @@ def test_the_public_names_are_in_the_reference(site):
     text = (site / "reference" / "api.html").read_text(encoding="utf-8")
     missing = [n for n in sage_rlvr.__all__ if not re.search(rf'id="sage_rlvr\.[\w.]*\b{n}"', text)]
     assert not missing, f"docs/reference/api.md does not show {', '.join(missing)}"
-
-
-def test_readme_links_to_files_that_exist():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for link in re.findall(r"\]\(([^)\s]+)\)", text):
-        if not re.match(r"[a-z]+:|#", link):
-            assert (ROOT / link.partition("#")[0]).exists(), f"README.md: {link}"

@@ -7,7 +7,7 @@ import pytest
 
 from docs_tools.maths import CODE, render
 
-from .told import ROOT
+from .fences import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 UNITS = "nats|samples?|tokens|rollouts|completions|answers?|prompts|numbers?|operations|bytes|minutes|hours|values?|one|[hs]"

@@ -1,6 +1,5 @@
-"""Every example runs; the pages of commands name what exists and say what the committed log says; the index is whole."""
+"""Every example runs; the pages of commands name what exists; the index is whole."""
 
-import json
 import re
 import runpy
 
@@ -15,7 +14,6 @@ from tests.paths import ROOT
 
 SHELF = ROOT / "examples"
 PAGES = sorted(SHELF.glob("*.md"))
-LOG = ROOT / "results" / "gpu" / "gsm8k_gate" / "stopped.json"
 
 
 @pytest.fixture
@@ -96,21 +94,10 @@ def test_the_run_on_a_cpu_runs(tmp_path, monkeypatch, capsys):
     assert "2/2  reward" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(not LOG.is_file(), reason="the records are not shipped with the package")
-def test_what_to_expect_is_what_the_log_says():
-    page = (SHELF / "gsm8k_24gb.md").read_text()
-    log = json.loads(LOG.read_text())[1]["runs"]["grpo_no_kl+learning_rate0.0001-s0"]
-    rows = re.findall(r"^\| (\d+)–(\d+) \| (\S+) \| (\S+) \|$", page, re.M)
-    assert len(rows) == 5
-    for first, last, reward, entropy in rows:
-        part = log[int(first) - 1 : int(last)]
-        assert [row["step"] for row in part] == list(range(int(first), int(last) + 1))
-        mean = [sum(row[key] for row in part) / len(part) for key in ("reward", "entropy")]
-        assert (f"{mean[0]:.3f}"[1:], f"{mean[1]:.2f}"[1:]) == (reward, entropy)
-    assert f"{sum(row['step_time'] for row in log) / len(log):.1f} s per step" in page
+def test_memory_by_plan_is_that_of_the_recipes():
     for name in ("gsm8k_0.5b_24gb", "gsm8k_1.5b_24gb"):
         said = re.search(r"Memory by plan: ([\d.]+ GB)", (ROOT / "recipes" / f"{name}.yaml").read_text())
-        assert said[1] in page
+        assert said[1] in (SHELF / "gsm8k_24gb.md").read_text()
 
 
 def test_the_index_names_every_example():

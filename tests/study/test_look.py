@@ -147,31 +147,6 @@ def test_make_results_shows_it(place, monkeypatch):
     (place / "docs" / "results" / "old.md").unlink()
 
 
-def test_tasks_come_in_the_studys_order_and_one_problem_has_no_interval(place, tmp_path, monkeypatch):
-    shutil.copytree(place / "results", tmp_path / "results")
-    found = seen(place)
-    for what in ("patterns", "perplexity"):
-        found[what] = {run: dict(reversed(by.items())) for run, by in found[what].items()}
-    lone = found["patterns"]["base"][TASKS[1]]
-    lone["problems"] = 1
-    for frequency in lone["frequency"].values():
-        frequency.update(per_problem=0.25, low=None, high=None)
-    (tmp_path / "results" / "gpu" / "small" / "look.json").write_text(json.dumps(found))
-    assert call("results.py", monkeypatch, "--root", tmp_path) == 0
-    text = (tmp_path / "docs" / "results" / "small.md").read_text().split("### Patterns")[1].split("### Tokens")[0]
-    order = re.findall(rf"^\| base \| ({'|'.join(sorted(TASKS, key=len, reverse=True))}) ", text, re.M)
-    assert order == TASKS * 2
-    (row,) = re.findall(rf"^\| base \| {TASKS[1]} \| 1 \| .*", text, re.M)
-    assert row.endswith("| 0.250 | 0.250 | 0.250 |")
-
-
-def test_a_study_without_a_sweep_is_shown_without_frontiers(place, tmp_path, monkeypatch):
-    args = ["show", "--records", place / "results" / "gpu" / "small", "--out", tmp_path / "shown"]
-    assert call("gpu/study.py", monkeypatch, *args) == 0
-    assert (tmp_path / "shown" / "table.md").is_file()
-    assert not (tmp_path / "shown" / "against").exists()
-
-
 def test_another_machine_goes_on_with_the_runs_it_has(place, tmp_path, monkeypatch, capsys):
     """The base was sampled and looked at elsewhere; here lie one run's samples."""
     records = tmp_path / "records"

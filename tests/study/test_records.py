@@ -227,31 +227,6 @@ def test_support_and_curves(folder):
     assert curves["sage+beta0.1"]["loss"] == [[1, 0.5]]
 
 
-def test_the_script_shows_what_the_records_hold(folder, tmp_path, monkeypatch, capsys):
-    pack(folder, tmp_path / "records")
-    argv = ["study.py", "show", "--records", str(tmp_path / "records"), "--out", str(tmp_path / "shown")]
-    monkeypatch.setattr(sys, "argv", [*argv, "--references", "grpo"])
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    assert end.value.code == 0
-    made = {f.name for f in (tmp_path / "shown" / "against" / "grpo").iterdir()}
-    assert {"frontier.json", "frontier_points.json", "frontier.svg", "frontier.png"} <= made
-    points = json.loads((tmp_path / "shown" / "against" / "grpo" / "frontier_points.json").read_text())
-    assert [p["variant"] for p in points["points"]] == list(VARIANTS)
-    assert points["n"] == 8
-    assert json.loads((tmp_path / "shown" / "curves.json").read_text())["sage+beta0.1"]["reward"] == [[1, 0.25]]
-    assert len(json.loads((tmp_path / "shown" / "support.json").read_text())) == 4
-    assert "table.md" in capsys.readouterr().out
-
-
-def test_the_script_says_in_a_sentence_what_is_wrong(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["study.py", "show", "--records", str(tmp_path), "--out", str(tmp_path / "o")])
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    assert end.value.code == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_a_base_without_its_weights_is_asked_for_before_anything_runs(tmp_path, monkeypatch, capsys):
     """A study that made its base: its samples and its weights lie in two files, and one was left behind."""
     file, here, records = tmp_path / "small.yaml", tmp_path / "here", tmp_path / "records"
