@@ -2,9 +2,9 @@
 
     python benchmarks/gpu/hard_gate.py --out runs/hard_gate --records results/gpu/hard --to results/gpu/hard_gate2.json --mps
 
-The bases of BASES are made side by side, each in a study folder of its own, and one is chosen. From it GRPO without KL is
-trained on each of POOLS at each of RATES, is measured on the way, and a cell is chosen. Then the study goes on in the chosen
-base's folder, with GRPO, seed by seed, until --minutes are over; its records go to --records. OUT/hard.yaml is the study file
+The bases of BASES are made side by side, each in a study folder of its own, and one of each kind is chosen. From both GRPO
+without KL is trained on each of POOLS at each of RATES, is measured on the way, and a cell is chosen. Then the study goes on in
+its base's folder, with GRPO, seed by seed, until --minutes are over; its records go to --records. OUT/hard.yaml is the study file
 with what was chosen: the package's own must say the same before the study goes on. --quick: few steps and samples, on a CPU; its
 numbers mean nothing.
 """
@@ -16,6 +16,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,13 @@ from sage_rlvr.provenance import made_with
 from sage_rlvr.stats.intervals import Interval, crossed
 from sage_rlvr.study.frontier import read_planes
 from sage_rlvr.study.job import at_step
+from sage_rlvr.study.run import status_of
 from sage_rlvr.tasks.countdown_hard import HARD, HARD_FAR
 
-BASES = (
-    (40_000, 2000),
-    (40_000, 3000),
-    (100_000, 2000),
-    (100_000, 3000),
-    (100_000, 4000),
-)  # demonstrations, steps of SFT
+BASES = {  # kind → the share of demonstrations that are guesses; then demonstrations and steps of SFT
+    "plain": (0.0, ((40_000, 3000), (100_000, 3000), (100_000, 4000))),
+    "habit": (0.5, ((40_000, 3000), (100_000, 3000), (100_000, 4000))),
+}
 POOLS = {"again": 6_000, "once": 38_400}  # problems of RL: seen 6.4 times each in 400 steps, or once
 RATES = (1.5e-5, 5e-5, 1.5e-4)
 ON_THE_WAY = (100, 200, 300)  # steps after which a training is measured too
@@ -61,7 +60,7 @@ QUICK: dict[str, dict[str, Any]] = {
 def choose_base(rows: dict[str, dict[str, float]]) -> str:
     """The protocol's rule: of those with room and a reachable far set, the highest pass@1; where none has both, room alone; where
     none has that either, the one whose pass@1 is nearest to .02. ``rows``: base → what was measured."""
-    room = [n for n, row in rows.items() if 0.012 <= row["pass@1"] <= 0.05 and row["least"] >= LEAST]
+    room = [n for n, row in rows.items() if 0.006 <= row["pass@1"] <= 0.05 and row["least"] >= LEAST]
     far = [n for n in room if rows[n]["far@512"] >= 0.2]
     if not room:
         return min(rows, key=lambda n: abs(rows[n]["pass@1"] - 0.02))
@@ -69,11 +68,11 @@ def choose_base(rows: dict[str, dict[str, float]]) -> str:
 
 
 def choose_cell(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The protocol's rule: of the cells (pool, rate, steps) that lose pass@64, the fewest steps within .002 of the best pass@1;
-    where none loses it, of all."""
+    """The protocol's rule: of the cells (base, pool, rate, steps) that lose pass@64, the fewest steps within 5% of the largest
+    rise, which is pass@1 over the base's; where none loses it, of all."""
     fit = [row for row in rows if row["lost"].high < 0] or rows
-    best = max(row["pass@1"] for row in fit)
-    return min((row for row in fit if row["pass@1"] >= best - 0.002), key=lambda row: (row["steps"], -row["pass@1"]))
+    best = max(row["rise"] for row in fit)
+    return min((row for row in fit if row["rise"] >= 0.95 * best), key=lambda row: (row["steps"], -row["rise"]))
 
 
 def passes(counts: TaskCounts, ks: tuple[int, ...]) -> dict[str, float]:
@@ -103,24 +102,13 @@ def lost(out: Path, folder: Path) -> Interval:
     return crossed([y[0][None, own], -y[1][None, own]]).interval()
 
 
-def run(file: Path, out: Path, records: Path, args: argparse.Namespace, minutes: float, only: str, jobs: int) -> None:
-    script = Path(__file__).with_name("study.py")
-    asked = [
-        "--study",
-        str(file),
-        "--out",
-        str(out),
-        "--records",
-        str(records),
-        "--minutes",
-        f"{minutes:.2f}",
-        "--only",
-        only,
-    ]
+def run(file: Path, out: Path, records: Path, minutes: float, only: str, jobs: int) -> None:
+    """A piece of a study. What fails in it is in its log; what is missing afterwards is left out."""
+    asked = {"study": file, "out": out, "records": records, "minutes": f"{minutes:.2f}", "only": only, "jobs": jobs}
+    flags = [text for name, value in asked.items() for text in (f"--{name}", str(value))]
     with Path(f"{out}.log").open("a") as log:
-        subprocess.run(
-            [sys.executable, str(script), "run", *asked, "--jobs", str(jobs)], stdout=log, stderr=log, check=True
-        )
+        script = str(Path(__file__).with_name("study.py"))
+        subprocess.run([sys.executable, script, "run", *flags], stdout=log, stderr=log, check=False)
 
 
 def write(path: Path, content: dict[str, Any]) -> Path:
@@ -147,57 +135,64 @@ def main() -> int:
         (hard if part in hard else hard["base"])[part].update(settings)
     bases, rates, pools, on_the_way = BASES, RATES, POOLS, ON_THE_WAY
     if args.quick:
-        bases, rates, pools, on_the_way = ((64, 2), (64, 4)), RATES[1:2], {"again": 40, "once": 64}, (2,)
-    found: dict[str, Any] = {"machine": made_with(), "bases": {}, "cells": []}
+        bases, rates = {"plain": (0.0, ((64, 2),)), "habit": (0.5, ((64, 4),))}, RATES[1:2]
+        pools, on_the_way = {"again": 40, "once": 64}, (2,)
+    found: dict[str, Any] = {"machine": made_with(), "bases": {kind: {} for kind in bases}, "cells": []}
 
     def left() -> float:
         return args.minutes - (time.monotonic() - began) / 60
 
     def keep(**more: Any) -> None:
-        found.update(seconds=round(time.monotonic() - began), **more)
+        found.update(seconds=round(time.monotonic() - began), **{k: v for k, v in more.items() if k == "cell"})
         Path(args.to).write_text(json.dumps(found, indent=1) + "\n")
-        print(json.dumps(more or found["bases"]), flush=True)
+        print(json.dumps(more), flush=True)
 
-    def base(cell: tuple[int, int]) -> None:
-        problems, count = cell
-        name, own = f"{problems}x{count}", dict(hard["base"])
-        own["demonstrations"] = own["demonstrations"] | {"problems": problems}
+    def base(kind: str, guesses: float, problems: int, count: int) -> None:
+        name, own = f"{kind}-{problems}x{count}", dict(hard["base"])
+        own["demonstrations"] = own["demonstrations"] | {"problems": problems, "guesses": guesses}
         own["sft"] = own["sft"] | {"max_steps": count}
         file = write(out / name / "hard.yaml", hard | {"base": own})
-        run(file, file.parent / "study", file.parent / "records", args, left(), "base", 1)
+        run(file, file.parent / "study", file.parent / "records", left(), "base", 1)
         samples = file.parent / "study" / "base" / "eval"
-        found["bases"][name] = measured(samples) | {"least": least(samples, hard["evaluate"]["primary"]["strata"])}
-        keep()
+        row = measured(samples) | {"least": least(samples, hard["evaluate"]["primary"]["strata"])}
+        found["bases"][kind][name] = row
+        keep(**{name: row})
 
-    with ThreadPoolExecutor(len(bases)) as pool:
-        list(pool.map(base, bases))
-    chosen = choose_base(found["bases"])
-    keep(base=chosen)
+    def cells(kind: str) -> None:
+        start = choose_base(found["bases"][kind])
+        model = json.loads((out / start / "study" / "base" / "start.json").read_text())["model"]
+        train = hard["train"] | {"beta": 0.0, "save_steps": on_the_way[0], "save_total_limit": None}
+        variants = {name: {"rows": rows, "sweep": {"learning_rate": list(rates)}} for name, rows in pools.items()}
+        path = {"path": {"steps": list(on_the_way), "n": min(128, hard["evaluate"]["n"]), "seeds": 1}}
+        first = {"base": {"model": model}, "train": train, "variants": variants, "seeds": [0]}
+        gate = write(out / f"gate-{kind}" / "gate.yaml", hard | first | {"evaluate": hard["evaluate"] | path})
+        study = gate.parent / "study"
+        run(gate, study, gate.parent / "records", left(), "*", len(pools) * len(rates))
+        before = measured(study / "base" / "eval")["pass@1"]
+        for pool, rate, steps in product(pools, rates, (*on_the_way, train["max_steps"])):
+            name = f"{pool}+learning_rate{rate}-s0"
+            if status_of(study, name)["state"] != "done":
+                continue  # it failed, or was not finished in time
+            last = study / name / "eval"
+            at = last if steps == train["max_steps"] else at_step(last, steps)
+            row = {"base": start, "pool": pool, "rate": rate, "steps": steps} | measured(at)
+            row |= {"rise": row["pass@1"] / max(before, 1e-9), "lost": lost(study, at)}
+            found["cells"].append(row)
 
-    folder = out / chosen
-    model = json.loads((folder / "study" / "base" / "start.json").read_text())["model"]
-    train = hard["train"] | {"beta": 0.0, "save_steps": on_the_way[0], "save_total_limit": None}
-    variants = {name: {"rows": rows, "sweep": {"learning_rate": list(rates)}} for name, rows in pools.items()}
-    path = {"path": {"steps": list(on_the_way), "n": min(128, hard["evaluate"]["n"]), "seeds": 1}}
-    first = {"base": {"model": model}, "train": train, "variants": variants, "seeds": [0]}
-    gate = write(out / "gate" / "gate.yaml", hard | first | {"evaluate": hard["evaluate"] | path})
-    run(gate, gate.parent / "study", gate.parent / "records", args, left(), "*", len(pools) * len(rates))
-    for name in pools:
-        for rate in rates:
-            last = gate.parent / "study" / f"{name}+learning_rate{rate}-s0" / "eval"
-            for steps in (*on_the_way, train["max_steps"]):
-                at = last if steps == train["max_steps"] else at_step(last, steps)
-                cell = {"pool": name, "rate": rate, "steps": steps}
-                found["cells"].append(cell | measured(at) | {"lost": lost(gate.parent / "study", at)})
+    with ThreadPoolExecutor(8) as pool:
+        made = [(kind, guesses, *size) for kind, (guesses, sizes) in bases.items() for size in sizes]
+        list(pool.map(base, *zip(*made)))
+        list(pool.map(cells, bases))
     cell = choose_cell(found["cells"])
-    keep(cell={key: cell[key] for key in ("pool", "rate", "steps")})
+    keep(cell={key: cell[key] for key in ("base", "pool", "rate", "steps")})
 
+    folder = out / cell["base"]
     whole = yaml.safe_load((folder / "hard.yaml").read_text())
     whole["train"] |= {"learning_rate": cell["rate"], "rows": pools[cell["pool"]], "max_steps": cell["steps"]}
     whole["variants"]["low_rate"]["learning_rate"] = round(cell["rate"] / 3, 8)
     file = write(out / "hard.yaml", whole)
-    run(file, folder / "study", Path(args.records), args, left(), "grpo_k3+*", args.jobs)
-    keep(study=str(file))
+    run(file, folder / "study", Path(args.records), left(), "grpo_k3+*", args.jobs)
+    keep()
     return 0
 
 
