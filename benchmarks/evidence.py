@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from sage_rlvr.figure_style import INK, MARK, Figure, legend, panels, save
-from sage_rlvr.study.frontier import in_order
-from sage_rlvr.study.frontier_figure import GREY, GUESS
-from sage_rlvr.study.table import markdown, shown
+from sage_rlvr.show.figures_frontier import GREY, GUESS
+from sage_rlvr.show.style import INK, MARK, Figure, legend, panels, save
+from sage_rlvr.stats.frontier import in_order
+from sage_rlvr.stats.table import markdown, shown
 
 PAGES, HOME, STUDIES = Path("docs/evidence"), Path("docs/index.md"), "studies.json"
 TRACE, TRACED, ASKED, LONG = Path("results/gpu/qwen1.5b/explorer.html"), "tempered-s3/eval", "knights-knaves", 60

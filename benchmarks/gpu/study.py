@@ -27,13 +27,12 @@ from typing import Any
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.provenance import made_with
-from sage_rlvr.study import page
-from sage_rlvr.study.frontier import read_families
+from sage_rlvr.study import console
 from sage_rlvr.study.job import START
 from sage_rlvr.study.plan import Study, load_study, read_folder
+from sage_rlvr.study.read import read_families, support_rows, training_curves
 from sage_rlvr.study.records import BASE, RUNS, keep, pack, unpack
 from sage_rlvr.study.run import finished_runs, run_study, status_of
-from sage_rlvr.study.support import support_rows, training_curves
 
 SESSIONS = "sessions.json"
 ENVIRONMENT = {
@@ -162,7 +161,7 @@ def write_session(records: Path, to: Path, session: dict) -> None:
 def show(args: argparse.Namespace) -> int:
     out = Path(args.out)
     unpack([args.records], out)
-    page.show_table(out)
+    console.show_table(out)
     tasks = read_folder(out).evaluate["tasks"]
     support = [row for task in tasks for row in support_rows(out, task)]
     (out / "support.json").write_text(json.dumps(support, indent=1) + "\n")
@@ -170,7 +169,7 @@ def show(args: argparse.Namespace) -> int:
     swept = read_families(out, tasks[0])
     for reference in (r for r in args.references if r in swept):
         for task in tasks:
-            page.show_frontier(out, reference, task)
+            console.show_frontier(out, reference, task)
         for file in sorted(out.glob("frontier*.*")):
             to = out / "against" / reference / file.name
             to.parent.mkdir(parents=True, exist_ok=True)

@@ -9,10 +9,11 @@ import pytest
 from rich.console import Console
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate import figures, tables
 from sage_rlvr.evaluate.compare import AVERAGE, compare
-from sage_rlvr.evaluate.page import show_comparison, show_results
 from sage_rlvr.evaluate.results import Estimate, Results
+from sage_rlvr.show import figures_eval as figures
+from sage_rlvr.show import tables_eval as tables
+from sage_rlvr.show.console_eval import show_comparison, show_results
 from sage_rlvr.stats.intervals import bootstrap_interval
 from tests.evaluate.runs import as_counts, make_run, simulated
 

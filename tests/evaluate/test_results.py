@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate import estimates
-from sage_rlvr.evaluate.counts import Gap, counts_of
 from sage_rlvr.evaluate.results import Results, paired, results, support
-from sage_rlvr.metrics import majority_at_k, mean_at_n
+from sage_rlvr.stats import estimates
+from sage_rlvr.stats.counts import Gap, counts_of
 from sage_rlvr.stats.intervals import bands, bootstrap_interval
+from sage_rlvr.stats.pass_at_k import majority_at_k, mean_at_n
 from sage_rlvr.store import SampleStore, StoreError
 from tests.evaluate.runs import _sample, as_counts, make_run, simulated
 

@@ -18,9 +18,9 @@ from rich.console import Console
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate import run as run_module
 from sage_rlvr.evaluate.backends import make_backend
-from sage_rlvr.evaluate.counts import counts_of
 from sage_rlvr.evaluate.run import EvalArguments, Scribe, evaluate
 from sage_rlvr.evaluate.sampling import Generation, Request
+from sage_rlvr.stats.counts import counts_of
 from sage_rlvr.store.samples import SampleStore, StoreError
 from sage_rlvr.tasks import Problem, load_task, render
 from sage_rlvr.verify import Verdict, judged_text

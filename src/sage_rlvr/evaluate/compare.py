@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate import estimates
-from sage_rlvr.evaluate.counts import Counts, counts_of, shared
 from sage_rlvr.evaluate.results import without_nan
+from sage_rlvr.stats import estimates
+from sage_rlvr.stats.counts import Counts, counts_of, shared
 from sage_rlvr.stats.intervals import RESAMPLES, bands
 from sage_rlvr.store.settings import INPUTS, WEIGHTS, differences
 

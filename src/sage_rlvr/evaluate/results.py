@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate import estimates
-from sage_rlvr.evaluate.counts import Counts, Gap, TaskCounts, counts_of, shared
 from sage_rlvr.files import read_json
-from sage_rlvr.metrics import Support, support_metrics
+from sage_rlvr.stats import estimates
+from sage_rlvr.stats.counts import Counts, Gap, TaskCounts, counts_of, shared
 from sage_rlvr.stats.intervals import RESAMPLES, Bands, bands
+from sage_rlvr.stats.pass_at_k import Support, support_metrics
 from sage_rlvr.store.samples import SampleStore
 
 VERSION = 1

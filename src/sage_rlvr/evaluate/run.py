@@ -30,12 +30,12 @@ from sage_rlvr.evaluate.backends import (
     sources,
     tokenizer_of,
 )
-from sage_rlvr.evaluate.counts import MOST
 from sage_rlvr.evaluate.progress import ProgressLine
 from sage_rlvr.evaluate.sampling import Ask, Generation, Have, Request, Sampling, missing
 from sage_rlvr.files import read_json
 from sage_rlvr.models import write_whole
 from sage_rlvr.provenance import made_with
+from sage_rlvr.stats.counts import MOST
 from sage_rlvr.store.samples import Asked, Sample, SampleStore
 from sage_rlvr.tasks import (
     Problem,

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from sage_rlvr.figure_style import INK, Figure, legend, line, panels, save
-from sage_rlvr.study.frontier import Frontier, in_order
-from sage_rlvr.study.matched import Matched
+from sage_rlvr.show.style import INK, Figure, legend, line, panels, save
+from sage_rlvr.stats.frontier import Frontier, in_order
+from sage_rlvr.stats.matched import Matched
 
 COLUMNS = 2
 GREY = "#8a8a8a"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sage_rlvr.figure_style import Figure, legend, line, panels, save
-from sage_rlvr.study.distance import Excess, Run, curve_at
-from sage_rlvr.study.frontier_figure import GREY
+from sage_rlvr.show.figures_frontier import GREY
+from sage_rlvr.show.style import Figure, legend, line, panels, save
+from sage_rlvr.stats.distance import Excess, Run, curve_at
 
 
 def draw_distance(path: str | Path, runs: Sequence[Run], references: Sequence[str], found: Sequence[Excess]) -> Figure:

@@ -10,8 +10,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from sage_rlvr.evaluate.counts import COUNTS, LENGTH, MISSING, RIGHT, VERSION, WRONG, TaskCounts, counts_of, hash_of
 from sage_rlvr.files import read_json
+from sage_rlvr.stats.counts import COUNTS, LENGTH, MISSING, RIGHT, VERSION, WRONG, TaskCounts, counts_of, hash_of
 from sage_rlvr.store.samples import SampleStore
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sage_rlvr.evaluate.counts import ERROR, LENGTH, RIGHT, TaskCounts
-from sage_rlvr.metrics import pass_at_k
+from sage_rlvr.stats.counts import ERROR, LENGTH, RIGHT, TaskCounts
+from sage_rlvr.stats.pass_at_k import pass_at_k
 
 DRAWS = 200  # random subsets behind majority@k for 1 < k < all: at most 0.035/√problems of noise in the mean
 
@@ -33,7 +33,7 @@ def majority_table(task: TaskCounts, ks: Sequence[int], draws: int = DRAWS) -> n
     """(problems, K): chance that the commonest of k answers is right; None where answers were not kept. Answers are equal when
     their text is.
 
-    As metrics.majority_at_k: ties count the share of tied answers that are right, and no answer never wins. k = 1 and
+    As pass_at_k.majority_at_k: ties count the share of tied answers that are right, and no answer never wins. k = 1 and
     k = all are exact.
     """
     if task.answer is None:
