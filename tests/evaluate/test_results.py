@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate.results import Results, paired, results, support
+from sage_rlvr.evaluate.results import paired, results, support
 from sage_rlvr.stats import estimates
 from sage_rlvr.stats.counts import Gap, counts_of
 from sage_rlvr.stats.intervals import bands, bootstrap_interval
@@ -198,22 +198,16 @@ def test_a_doubled_sample_and_a_rescoring_cut_short(tmp_path):
         assert results(store, resamples=50).tasks["a"].pass_at[1].value == 1.0
 
 
-def test_json_round_trip(tmp_path):
+def test_what_is_saved_is_json(tmp_path):
     base = make_run(tmp_path / "base", {"a": {"p0": ["0000"], "p1": ["0000"]}})
     r = results(
         make_run(tmp_path / "x", {"a": {"p0": ["1000"], "p1": ["00t."], "p2": ["?000"]}}), base=base, resamples=50
     )
     assert math.isnan(r.support["a"].metrics.SRR)
     text = r.save(tmp_path / "r.json").read_text()
-    json.loads(text, parse_constant=lambda c: pytest.fail(f"{c} is not JSON"))
-    again = Results.load(tmp_path / "r.json")
-    assert again.to_json() == text
-    assert again.tasks == r.tasks
-    assert again.paired == r.paired
-    for bad, said in (('{"version": 9}', "version 9"), ("{", "not a results file")):
-        (tmp_path / "bad.json").write_text(bad)
-        with pytest.raises(UserError, match=said):
-            Results.load(tmp_path / "bad.json")
+    saved = json.loads(text, parse_constant=lambda c: pytest.fail(f"{c} is not JSON"))
+    assert saved["support"]["a"]["metrics"]["SRR"] is None
+    assert saved["tasks"]["a"]["pass_at"]["1"]["value"] == r.tasks["a"].pass_at[1].value
 
 
 # ---- two runs ----------------------------------------------------------------------------------------------------

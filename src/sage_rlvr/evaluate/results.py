@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.files import read_json
 from sage_rlvr.stats import estimates
 from sage_rlvr.stats.counts import Counts, Gap, TaskCounts, counts_of, shared
 from sage_rlvr.stats.intervals import RESAMPLES, Bands, bands
@@ -120,19 +119,6 @@ class Results:
     def save(self, path: str | Path) -> Path:
         Path(path).write_text(self.to_json())
         return Path(path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Results":
-        try:
-            d = read_json(path)
-            version = d["version"]
-        except (OSError, ValueError, KeyError, TypeError) as e:
-            raise UserError(f"{path} is not a results file ({e}); make one with sage-rlvr results RUN.") from e
-        if version != VERSION:
-            raise UserError(
-                f"{path} is of version {version}, this release reads {VERSION}: make it again from its run."
-            )
-        return _results(d)
 
 
 def results(
@@ -317,31 +303,3 @@ def without_nan(x: Any) -> Any:
     if isinstance(x, list | tuple):
         return [without_nan(v) for v in x]
     return None if isinstance(x, float) and not math.isfinite(x) else x
-
-
-def _one(d: dict[str, Any] | None) -> Any:
-    return Estimate(**d) if d else None
-
-
-def _by_k(d: dict[str, Any]) -> dict[int, Estimate]:
-    return {int(k): Estimate(**v) for k, v in d.items()}
-
-
-def _results(d: dict[str, Any]) -> Results:
-    for t in d["tasks"].values():
-        t.update({f: _by_k(t[f]) for f in ("pass_at", "majority_at")})
-        t.update({f: _one(t[f]) for f in ("mean_at_n", "distinct_answers", "distinct_solutions")})
-        t["incomplete"] = [Gap(**g) for g in t["incomplete"]]
-    d["tasks"] = {name: TaskResult(**t) for name, t in d["tasks"].items()}
-    if a := d["average"]:
-        a |= {"pass_at": _by_k(a["pass_at"]), "majority_at": _by_k(a["majority_at"]), "mean_at_n": _one(a["mean_at_n"])}
-        d["average"] = Average(**a)
-    if p := d["paired"]:
-        p["tasks"] = {name: PairedTask(**(t | {"pass_at": _by_k(t["pass_at"])})) for name, t in p["tasks"].items()}
-        d["paired"] = Paired(**(p | {"average": _by_k(p["average"])}))
-    if d["support"]:
-        for t in d["support"].values():
-            metrics: dict[str, Any] = {k: float("nan") if v is None else v for k, v in t["metrics"].items()}
-            t["metrics"] = Support(**metrics)
-        d["support"] = {name: SupportTask(**t) for name, t in d["support"].items()}
-    return Results(**d)
