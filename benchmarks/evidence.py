@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from sage_rlvr.show.figures_frontier import GREY, GUESS
+from sage_rlvr.show.figures_study import GREY, GUESS
 from sage_rlvr.show.style import INK, MARK, Figure, legend, panels, save
 from sage_rlvr.stats.frontier import in_order
 from sage_rlvr.stats.table import markdown, shown

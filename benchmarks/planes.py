@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from steady import steady
 
-from sage_rlvr.show.figures_frontier import draw_frontier
+from sage_rlvr.show.figures_study import draw_frontier
 from sage_rlvr.stats.controls import HALF, MIXED, null, positive
 from sage_rlvr.stats.frontier import Frontier, Planes, Point, frontiers
 from sage_rlvr.stats.guess import guess_line

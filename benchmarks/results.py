@@ -25,8 +25,7 @@ from steady import same, steady, steady_names
 from sage_rlvr.analysis.patterns import Frequency, TaskPatterns
 from sage_rlvr.analysis.perplexity import thresholds
 from sage_rlvr.show.figures_analysis import patterns_figure, perplexity_figure
-from sage_rlvr.show.figures_curves import Curves, draw_curves
-from sage_rlvr.show.figures_distance import draw_distance
+from sage_rlvr.show.figures_study import Curves, draw_curves, draw_distance
 from sage_rlvr.show.style import Figure
 from sage_rlvr.stats.against import MEAN, Standing, Standings, detectable
 from sage_rlvr.stats.distance import Excess, excesses, like_for_like

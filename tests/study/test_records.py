@@ -17,8 +17,7 @@ import yaml
 from sage_rlvr import UserError
 from sage_rlvr.evaluate.results import results
 from sage_rlvr.models import write_whole
-from sage_rlvr.stats.compact import compact
-from sage_rlvr.stats.counts import RIGHT, counts_of, from_compact
+from sage_rlvr.stats.counts import RIGHT, compact, counts_of, from_compact
 from sage_rlvr.stats.estimates import rates
 from sage_rlvr.stats.table import as_json
 from sage_rlvr.study import job

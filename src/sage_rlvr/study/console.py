@@ -16,8 +16,7 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.grid import Grid
 from sage_rlvr.models import write_whole
 from sage_rlvr.report.page import build_report
-from sage_rlvr.show.figures_distance import draw_distance
-from sage_rlvr.show.figures_frontier import draw_frontier
+from sage_rlvr.show.figures_study import draw_distance, draw_frontier
 from sage_rlvr.stats.distance import excesses
 from sage_rlvr.stats.frontier import frontiers
 from sage_rlvr.stats.guess import guess_line

@@ -98,6 +98,9 @@ class Study:
         return self.variants[variant].get("seeds", self.seeds)
 
     def variant_of(self, run: str) -> tuple[str, int]:
+        """(variant, seed) of a run; the base is a variant of its own."""
+        if run == "base":
+            return run, 0
         name, _, seed = run.rpartition("-s")
         return name, int(seed)
 

@@ -7,43 +7,58 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.files import read_lines
-from sage_rlvr.show.figures_curves import Curves
+from sage_rlvr.show.figures_study import Curves
 from sage_rlvr.stats.against import Standings
 from sage_rlvr.stats.counts import RIGHT, TaskCounts, counts_of
 from sage_rlvr.stats.distance import Run
 from sage_rlvr.stats.frontier import Planes, Point, stack
 from sage_rlvr.stats.pass_at_k import pass_at_k, support_metrics
 from sage_rlvr.stats.table import Row, common_problems, variant_row
-from sage_rlvr.study.plan import read_folder
+from sage_rlvr.study.plan import Study, read_folder
 from sage_rlvr.study.run import finished_runs
 
 RATIOS = ("SRR", "NDR", "SDS", "NSCR")
 KL, LAST = "kl_ref", 0.2  # the log's own KL to the plain reference, over the last fifth of training
+Tasks = dict[str, TaskCounts]  # by the task's name
+T = TypeVar("T")
+
+
+def _finished(out: str | Path) -> tuple[Study, dict[str, Tasks]]:
+    """The study, and run → its counts, of the finished runs."""
+    return read_folder(out), {run: counts_of(folder).tasks for run, folder in finished_runs(out).items()}
+
+
+def _on(task: str, runs: dict[str, Tasks]) -> dict[str, TaskCounts]:
+    """Of the runs that have it."""
+    return {run: tasks[task] for run, tasks in runs.items() if task in tasks}
+
+
+def _by_variant(study: Study, runs: dict[str, T]) -> dict[str, list[T]]:
+    """variant → what each of its seeds has; the base is a variant of its own."""
+    out: dict[str, list[T]] = {}
+    for run, own in runs.items():
+        out.setdefault(study.variant_of(run)[0], []).append(own)
+    return out
 
 
 def support_rows(out: str | Path, task: str) -> list[dict[str, Any]]:
     """A row a variant: P, E, S, O and their ratios at the full budget, means over seeds with their spread; no base, no rows."""
-    study, done = read_folder(out), finished_runs(out)
-    counts = {run: c for run, f in done.items() if (c := counts_of(f).tasks.get(task)) is not None}
+    study, runs = _finished(out)
+    counts = _on(task, runs)
     if "base" not in counts:
         return []
     keep = common_problems(list(counts.values()))
-    base = _solved(counts.pop("base"), keep)
-    groups: dict[str, list[dict[str, float]]] = defaultdict(list)
-    for run, c in counts.items():
-        groups[study.variant_of(run)[0]].append(vars(support_metrics(base, _solved(c, keep))))
-    budget = next((c.n * len(c.seeds) for c in counts.values()), 0)
+    solved = {run: c.only(keep).rights > 0 for run, c in counts.items()}
+    base = solved.pop("base")
+    groups = _by_variant(study, {run: vars(support_metrics(base, own)) for run, own in solved.items()})
+    budget = counts["base"].n * len(counts["base"].seeds)
     return [{"task": task, "variant": v, "budget": budget, "seeds": len(g)} | _means(g) for v, g in groups.items()]
-
-
-def _solved(counts: TaskCounts, problems: list[str]) -> np.ndarray:
-    return counts.only(problems).rights > 0
 
 
 def _means(seeds: list[dict[str, float]]) -> dict[str, Any]:
@@ -78,31 +93,21 @@ def training_curves(out: str | Path) -> Curves:
 
 def study_rows(out: str | Path) -> list[Row]:
     """Rows for every finished run, the base first; a variant whose seeds are not all there is shown with those that are."""
-    study, done = read_folder(out), finished_runs(out)
-    groups: dict[str, list[Path]] = defaultdict(list)
-    for run, folder in done.items():
-        groups["base" if run == "base" else study.variant_of(run)[0]].append(folder)
-    counts = {variant: [counts_of(f) for f in folders] for variant, folders in groups.items()}
+    study, finished = _finished(out)
     rows = []
     for task in study.evaluate["tasks"]:
-        per_variant = {v: [c.tasks[task] for c in runs if task in c.tasks] for v, runs in counts.items()}
-        common = common_problems([t for runs in per_variant.values() for t in runs])
-        base = per_variant.get("base", [])
-        for variant, runs in per_variant.items():
-            if runs:
-                rows.append(
-                    variant_row(task, variant, [r.only(common) for r in runs], base[0].only(common) if base else None)
-                )
+        counts = _on(task, finished)
+        common = common_problems(list(counts.values()))
+        cut = _by_variant(study, {run: c.only(common) for run, c in counts.items()})
+        base = cut.get("base", [None])[0]
+        rows += [variant_row(task, variant, runs, base) for variant, runs in cut.items()]
     return rows
 
 
 def read_standings(out: str | Path) -> Standings:
     """Of every variant with a finished run, the base among them."""
-    study, runs = read_folder(out), dict[str, list[dict[str, TaskCounts]]]()
-    for run, folder in finished_runs(out).items():
-        variant = run if run == "base" else study.variant_of(run)[0]
-        runs.setdefault(variant, []).append(counts_of(folder).tasks)
-    every = [by for own in runs.values() for by in own]
+    study, finished = _finished(out)
+    runs, every = _by_variant(study, finished), list(finished.values())
     common = {
         t: common_problems([by[t] for by in every]) for t in study.evaluate["tasks"] if all(t in by for by in every)
     }
@@ -118,16 +123,15 @@ def read_standings(out: str | Path) -> Standings:
 
 
 def read_planes(out: str | Path, task: str) -> Planes:
-    study, done = read_folder(out), finished_runs(out)
-    counts = {run: c for run, folder in done.items() if (c := counts_of(folder).tasks.get(task)) is not None}
+    study, finished = _finished(out)
+    counts = _on(task, finished)
     base = counts.pop("base", None)
     if not counts:
         raise UserError(f"{out}: no finished run has samples of {task}; the study evaluates {study.evaluate['tasks']}.")
     keep = common_problems([*counts.values()])
     runs: dict[str, dict[str, list[TaskCounts]]] = {}
-    for run, found in counts.items():
-        variant = study.variant_of(run)[0]
-        runs.setdefault(study.family_of(variant), {}).setdefault(variant, []).append(found.only(keep))
+    for variant, own in _by_variant(study, {run: c.only(keep) for run, c in counts.items()}).items():
+        runs.setdefault(study.family_of(variant), {})[variant] = own
     first = next(iter(counts.values()))
     n = first.n * len(first.seeds)
     base = base.only(keep) if base is not None and set(keep) <= set(base.problems) else None
@@ -167,16 +171,13 @@ def read_families(out: str | Path, task: str, k: int | None = None) -> dict[str,
 
 def read_runs(out: str | Path, task: str) -> list[Run]:
     """The finished runs that logged their KL and have samples of ``task``."""
-    study = read_folder(out)
-    found: dict[str, tuple[float, TaskCounts]] = {}
-    for run, folder in finished_runs(out).items():
-        kl, counts = _last_kl(Path(out, run, "train", "log.jsonl")), counts_of(folder).tasks.get(task)
-        if run != "base" and kl is not None and counts is not None:
-            found[run] = kl, counts
-    keep = common_problems([counts for _, counts in found.values()]) if found else []
+    study, finished = _finished(out)
+    counts = _on(task, finished)
+    kls = {run: kl for run in counts if (kl := _last_kl(Path(out, run, "train", "log.jsonl"))) is not None}
+    keep = common_problems([counts[run] for run in kls])
     runs = []
-    for run, (kl, counts) in found.items():
-        cut, variant = counts.only(keep), study.variant_of(run)[0]
+    for run, kl in kls.items():
+        cut, variant = counts[run].only(keep), study.variant_of(run)[0]
         estimator = study.settings_of(run).get("anchor_estimator", "k3")  # SAGEConfig's own default
         n = cut.n * len(cut.seeds)
         ks = [k for k in (1, 16, 64) if k < n] + [n]

@@ -22,7 +22,7 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.files import read_json
 from sage_rlvr.models import write_whole
 from sage_rlvr.models.folders import whole_folder
-from sage_rlvr.stats.compact import COUNTS, compact
+from sage_rlvr.stats.counts import COUNTS, compact
 from sage_rlvr.study.job import START, STATUS, at_step, start_model
 from sage_rlvr.study.plan import RECORD, Study, open_folder, read_folder, recorded, refuse_other
 from sage_rlvr.study.run import finished_runs, status_of
