@@ -22,17 +22,8 @@ from sage_rlvr.store.settings import INPUTS, WEIGHTS, differences
 VERSION = 1
 AVERAGE = "average"
 ROUNDING = 1e-9  # equal rates from other numbers of samples differ in the last bit
-OWN = (
-    "run",
-    "name",
-    *WEIGHTS,
-    *WEIGHTS.values(),
-    INPUTS,
-    "revision",
-    "out",
-    "backend",
-    "batch_size",
-)  # runs may differ in these unremarked
+# runs may differ in these unremarked
+OWN = ("run", "name", *WEIGHTS, *WEIGHTS.values(), INPUTS, "revision", "out", "backend", "batch_size")
 
 
 @dataclass

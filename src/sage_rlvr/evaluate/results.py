@@ -1,4 +1,4 @@
-"""What a run scored: pass@k, mean@n, majority@k, each with its interval; differences between two runs; support against a base.
+"""What a run scored: pass@k, majority@k, each with its interval; differences between two runs; support against a base.
 
 Point estimates pool a problem's samples over seeds: n·seeds of them stand behind pass@k, k = 1, 2, 4, … n. Intervals resample
 problems: they say how far the mean would move with another draw of problems like these (docs/reference/numbers.md).
@@ -44,7 +44,6 @@ class TaskResult:
     n: int
     seeds: list[int]
     pass_at: dict[int, Estimate] = field(default_factory=dict)
-    mean_at_n: Estimate | None = None
     majority_at: dict[int, Estimate] = field(default_factory=dict)
     distinct_answers: Estimate | None = None  # right and different, in n samples of a problem
     distinct_solutions: Estimate | None = None
@@ -60,7 +59,6 @@ class Average:
 
     tasks: list[str]
     pass_at: dict[int, Estimate]
-    mean_at_n: Estimate
     majority_at: dict[int, Estimate]
 
 
@@ -108,10 +106,6 @@ class Results:
     paired: Paired | None = None  # against ``base``
     support: dict[str, SupportTask] | None = None
     version: int = VERSION
-
-    @property
-    def complete(self) -> bool:
-        return not any(t.incomplete for t in self.tasks.values())
 
     def to_json(self) -> str:
         return json.dumps(without_nan(asdict(self)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -197,15 +191,8 @@ def _task_result(task: TaskCounts, whole: TaskCounts, table: _Table | None, leve
     out.pass_at, out.majority_at = dict(zip(own, found)), dict(zip(own, found[len(own) : at.shape[1]]))
     rest = dict(zip(extra, found[at.shape[1] :]))
     out.distinct_answers, out.distinct_solutions = rest.get("answer"), rest.get("solution")
-    out.mean_at_n, out.rates = _mean_at_n(whole, level, resamples), estimates.rates(whole)
+    out.rates = estimates.rates(whole)
     return out
-
-
-def _mean_at_n(whole: TaskCounts, level: float, resamples: int) -> Estimate:
-    """The share of right samples, averaged over problems: pass@1 under its other name."""
-    found = _estimates(bands([estimates.pass_table(whole, [1])], level, resamples)[0][0])
-    _add_seeds(found, estimates.seed_curves(whole, [1]))
-    return found[0]
 
 
 def _average(use: dict[str, TaskCounts], tables: dict[str, _Table], level: float, resamples: int) -> Average:
@@ -214,10 +201,7 @@ def _average(use: dict[str, TaskCounts], tables: dict[str, _Table], level: float
     curves = [estimates.seed_curves(t, own) for t in use.values()]
     if len({tuple(t.seeds) for t in use.values()}) == 1 and all(c is not None for c in curves):
         _add_seeds(found, np.mean([c for c in curves if c is not None], axis=0))
-    pass_at = dict(zip(own, found))
-    ones = [estimates.pass_table(t, [1]) for t in use.values()]
-    mean_at_n = pass_at.get(1) or _estimates(bands(ones, level, resamples)[1])[0]
-    return Average(list(use), pass_at, mean_at_n, dict(zip(own, found[len(own) :])))
+    return Average(list(use), dict(zip(own, found)), dict(zip(own, found[len(own) :])))
 
 
 def _estimates(band: Bands) -> list[Estimate]:

@@ -5,7 +5,6 @@ every task, so that a good one is good on all of them. Where a variant has a sin
 and say nothing of training again.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,15 +100,10 @@ class Standings:
 
     def _estimates(self, task: str, variant: str, reference: str | None = None) -> tuple[Estimate, Estimate]:
         """Of pass@1 and of pass@n; minus the reference's, where one is named."""
-        tasks: Sequence[str] = self._own() if task == MEAN else [task]
+        tasks = self._own() if task == MEAN else [task]
+        signs = {variant: 1.0} if reference is None else {variant: 1.0, reference: -1.0}
         one, many = (
-            crossed(
-                *([sign * self.grids[t, v][i] / len(tasks) for v, sign in _signs(variant, reference)] for t in tasks)
-            )
+            crossed(*([sign * self.grids[t, v][i] / len(tasks) for v, sign in signs.items()] for t in tasks))
             for i in (0, 1)
         )
         return one, many
-
-
-def _signs(variant: str, reference: str | None) -> list[tuple[str, float]]:
-    return [(variant, 1.0)] if reference is None else [(variant, 1.0), (reference, -1.0)]

@@ -216,9 +216,8 @@ def shared(runs: Sequence[Counts], task: str, k: int) -> tuple[list[TaskCounts],
     """One task of several runs, cut to the problems that all have verifiable and with k whole samples; the ids left out."""
     found = [run.tasks[task] for run in runs]
     asked = list(dict.fromkeys(p for t in found for p in [*t.problems, *t.unverifiable]))
-    ready = [
-        set(t.at_least(k).problems) for t in found
-    ]  # a gold unverifiable in one run is missing here, so dropped from all
+    # a gold unverifiable in one run is missing here, so dropped from all
+    ready = [set(t.at_least(k).problems) for t in found]
     both = [p for p in asked if all(p in r for r in ready)]
     return [t.only(both) for t in found], [p for p in asked if p not in set(both)]
 

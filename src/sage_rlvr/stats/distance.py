@@ -54,9 +54,8 @@ def excesses(runs: Sequence[Run], references: Sequence[str]) -> list[Excess]:
     for family in dict.fromkeys(r.family for r in runs):
         member = np.array([r.family == family for r in runs]) & judged
         if member.any():
-            weights = (
-                member / member.sum() - design[member].mean(0) @ fit
-            )  # the excess is their sum with the runs' heights
+            # the excess is the sum of the runs' heights with these weights
+            weights = member / member.sum() - design[member].mean(0) @ fit
             above = {k: crossed(_tables(runs, weights, e)).interval() for k, e in off.items()}
             span = float(root[member].min() ** 2), float(root[member].max() ** 2)
             found.append(Excess(family, tuple(references), int(member.sum()), span, above))

@@ -60,9 +60,7 @@ class Frontier:
     height: Interval | None
     gain: Interval | None  # height − the reference's over the same range, paired over problems
     seeds: int  # of the arm, of either family, that has the fewest
-    corrected: Interval | None = (
-        None  # the gain's, wide enough to hold for ``comparisons`` families at once (Bonferroni)
-    )
+    corrected: Interval | None = None  # the gain's, wide enough for ``comparisons`` families at once (Bonferroni)
     comparisons: int = 1
 
 

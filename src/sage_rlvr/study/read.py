@@ -140,9 +140,8 @@ def read_planes(out: str | Path, task: str) -> Planes:
     k = primary.get("k", n)
     if base is None:
         return Planes(keep, n, None, runs, k)
-    rest = (
-        replace(base, state=base.state[:, 1:], seeds=base.seeds[1:]) if strata else base
-    )  # the first seed sorted the problems
+    # the first seed sorted the problems
+    rest = replace(base, state=base.state[:, 1:], seeds=base.seeds[1:]) if strata else base
     start = Point("base", stack([rest], 1), stack([rest], k), strata).mean if (rest.totals >= k).all() else None
     return Planes(keep, n, base.rights, runs, k, strata, start)
 

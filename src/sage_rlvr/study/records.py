@@ -29,14 +29,8 @@ from sage_rlvr.study.run import finished_runs, status_of
 
 RUNS, BASE, TRAINED, ONE = "runs.jsonl.xz", "base.tar.gz", "trained", "record.json"
 RECIPE, ADAPTER = "run.json", "adapter_config.json"  # of a trained model's folder: what it was made with, and from
-WEIGHTS = (
-    "*.json",
-    "*.safetensors",
-    "*.jinja",
-    "*.txt",
-    "*.model",
-    "log.jsonl",
-)  # of a model's folder: no optimizer, no checkpoints
+# of a model's folder: no optimizer, no checkpoints
+WEIGHTS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "log.jsonl")
 KEPT = ("model", "started", "updated")  # of a run's status
 
 
