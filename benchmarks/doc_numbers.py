@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from sage_rlvr.evaluate.counts import TaskCounts, from_compact
-from sage_rlvr.metrics import pass_at_k
+from sage_rlvr.stats.counts import TaskCounts, from_compact
+from sage_rlvr.stats.pass_at_k import pass_at_k
+from sage_rlvr.stats.table import markdown
 from sage_rlvr.study.plan import load_study
 from sage_rlvr.study.records import RUNS
-from sage_rlvr.study.table import markdown
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 

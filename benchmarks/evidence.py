@@ -9,10 +9,10 @@ from typing import Any
 
 import doc_numbers
 
-from sage_rlvr.figure_style import INK, MARK, Figure, legend, panels, save
-from sage_rlvr.study.frontier import in_order
-from sage_rlvr.study.frontier_figure import GREY, GUESS
-from sage_rlvr.study.table import markdown, shown
+from sage_rlvr.show.figures_study import GREY, GUESS
+from sage_rlvr.show.style import INK, MARK, Figure, legend, panels, save
+from sage_rlvr.stats.frontier import in_order
+from sage_rlvr.stats.table import markdown, shown
 
 STUDIES = Path("docs/evidence/studies.json")
 TRACE, TRACED, ASKED, LONG = Path("results/gpu/qwen1.5b/explorer.html"), "tempered-s3/eval", "knights-knaves", 60

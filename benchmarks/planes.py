@@ -6,15 +6,16 @@ from typing import Any
 import numpy as np
 from steady import steady
 
+from sage_rlvr.show.figures_study import draw_frontier
+from sage_rlvr.stats.controls import HALF, MIXED, null, positive
+from sage_rlvr.stats.frontier import Frontier, Planes, Point, frontiers
+from sage_rlvr.stats.guess import guess_line
 from sage_rlvr.stats.intervals import FEWEST, Interval
-from sage_rlvr.study.controls import HALF, MIXED, null, positive
-from sage_rlvr.study.frontier import Frontier, Planes, Point, frontiers, read_planes
-from sage_rlvr.study.frontier_figure import draw_frontier
-from sage_rlvr.study.guess import guess_line
-from sage_rlvr.study.matched import matched, pairs
+from sage_rlvr.stats.matched import matched, pairs
+from sage_rlvr.stats.table import markdown, shown
+from sage_rlvr.stats.verdict import CONTROL, judged, over_control, verdict
 from sage_rlvr.study.plan import Study
-from sage_rlvr.study.table import markdown, shown
-from sage_rlvr.study.verdict import CONTROL, judged, over_control, verdict
+from sage_rlvr.study.read import read_planes
 
 REFERENCES = ("reference", "grpo_k3", "grpo_k3plus", "grpo_k1")  # the first is what studies/confirm.yaml holds all to
 KS = (16, 64)  # beside n

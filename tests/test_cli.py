@@ -97,10 +97,10 @@ def test_a_guides_argument_that_is_no_number_is_a_sentence(runs, capsys, args, s
 def test_what_errors_name_can_be_said(runs, monkeypatch):
     """Flags that texts and docs speak of reach the functions that take them."""
     heard = {}
-    monkeypatch.setattr("sage_rlvr.analysis.page.trace_page", lambda run, points, **o: heard.update(o))
+    monkeypatch.setattr("sage_rlvr.show.console_analysis.trace_page", lambda run, points, **o: heard.update(o))
     assert cli.main(["trace", "runs/trained", "--out", "t", "--seed", "7", "--batch_tokens", "512"]) == 0
     assert (heard["out"], heard["seed"], heard["batch_tokens"]) == ("t", 7, 512)
-    monkeypatch.setattr("sage_rlvr.analysis.page.analyze", lambda *a, **o: heard.update(o))
+    monkeypatch.setattr("sage_rlvr.show.console_analysis.analyze", lambda *a, **o: heard.update(o))
     assert cli.main(["analyze", "patterns", "r", "--first", "16", "--level", "0.9", "--batch_tokens", "64"]) == 0
     assert (heard["first"], heard["level"], heard["batch_tokens"]) == (16, 0.9, 64)
 

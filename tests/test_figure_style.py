@@ -6,7 +6,7 @@ from importlib.resources import files
 
 import yaml
 
-from sage_rlvr.figure_style import line, panels, save, whole_steps
+from sage_rlvr.show.style import line, panels, save, whole_steps
 
 STUDIES = [f for f in (files("sage_rlvr") / "studies").iterdir() if f.name.endswith(".yaml")]
 MOST = max(len(yaml.safe_load(f.read_text(encoding="utf-8"))["variants"]) for f in STUDIES)

@@ -14,8 +14,8 @@ from sage_rlvr import cli
 from sage_rlvr.demo import Difference, show_tables
 from sage_rlvr.grid import MOST, Grid
 from sage_rlvr.stats.intervals import Interval
-from sage_rlvr.study.page import wide_console
-from sage_rlvr.study.table import Row, shown
+from sage_rlvr.stats.table import Row, shown
+from sage_rlvr.study.console import wide_console
 from tests.evaluate.runs import make_run
 from tests.study.test_against import study_of
 

@@ -24,12 +24,12 @@ import numpy as np
 import yaml
 from study import start_mps
 
-from sage_rlvr.evaluate.counts import TaskCounts, counts_of
-from sage_rlvr.metrics import pass_at_k
 from sage_rlvr.provenance import made_with
+from sage_rlvr.stats.counts import TaskCounts, counts_of
 from sage_rlvr.stats.intervals import Interval, crossed
-from sage_rlvr.study.frontier import read_planes
+from sage_rlvr.stats.pass_at_k import pass_at_k
 from sage_rlvr.study.job import at_step
+from sage_rlvr.study.read import read_planes
 from sage_rlvr.study.run import status_of
 from sage_rlvr.tasks.countdown_hard import HARD, HARD_FAR
 

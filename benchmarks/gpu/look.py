@@ -24,20 +24,20 @@ from typing import Any
 
 import numpy as np
 
-from sage_rlvr.analysis.page import plain
 from sage_rlvr.analysis.patterns import patterns
 from sage_rlvr.analysis.perplexity import perplexity
 from sage_rlvr.analysis.scoring import source_of
 from sage_rlvr.analysis.trace import trace
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate.counts import counts_of
 from sage_rlvr.models import write_whole
 from sage_rlvr.provenance import made_with
 from sage_rlvr.report.page import build_report
+from sage_rlvr.show.console_analysis import plain
+from sage_rlvr.stats.counts import counts_of
+from sage_rlvr.stats.table import common_problems
 from sage_rlvr.store import Sample, SampleStore
 from sage_rlvr.study.job import start_model
 from sage_rlvr.study.run import finished_runs
-from sage_rlvr.study.table import common_problems
 
 LOOK, SLICES, EXPLORER = "look.json", "look", "explorer.html"
 PAGE_BYTES = 8_000_000

@@ -15,7 +15,7 @@ _HOME = {
         "GroupGuide ValueGuide make_guide register_guide CosineRestarts anchor_penalty anchor_reward ESTIMATORS"
     ),
     "advantage": "Advantage make_advantage register_advantage",
-    "metrics": "pass_at_k support_metrics mean_at_n majority_at_k",
+    "stats.pass_at_k": "pass_at_k support_metrics mean_at_n majority_at_k",
     "stats.intervals": "bootstrap_interval",
     "train": "SAGEConfig SAGETrainer",
     "verify": "Verifier verifiable_reward",
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
         register_guide,
     )
     from sage_rlvr.errors import UserError
-    from sage_rlvr.metrics import majority_at_k, mean_at_n, pass_at_k, support_metrics
     from sage_rlvr.stats.intervals import bootstrap_interval
+    from sage_rlvr.stats.pass_at_k import majority_at_k, mean_at_n, pass_at_k, support_metrics
     from sage_rlvr.train import SAGEConfig, SAGETrainer
     from sage_rlvr.verify import Verifier, verifiable_reward
 

@@ -11,16 +11,16 @@ from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging
 
-from sage_rlvr.analysis.page import trace_page
-from sage_rlvr.figure_style import Figure, line, panels, save
 from sage_rlvr.models import write_whole
 from sage_rlvr.provenance import made_with
+from sage_rlvr.show.console_analysis import trace_page
+from sage_rlvr.show.style import Figure, line, panels, save
 from sage_rlvr.stats.intervals import Interval
-from sage_rlvr.study import page
-from sage_rlvr.study.against import read_standings
+from sage_rlvr.stats.table import Row, as_json, as_markdown, shown
+from sage_rlvr.study import console as page
 from sage_rlvr.study.plan import read_folder
+from sage_rlvr.study.read import read_standings, study_rows
 from sage_rlvr.study.run import finished_runs
-from sage_rlvr.study.table import Row, as_json, as_markdown, shown, study_rows
 
 TRACED = {"limit": 12, "per_problem": 4}  # problems and completions whose tokens the page can shade
 WIDTH = 80  # of the tables

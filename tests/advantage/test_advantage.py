@@ -10,7 +10,7 @@ from trl.trainer.utils import nanstd
 
 from sage_rlvr import UserError
 from sage_rlvr.advantage import Advantage, make_advantage, names_by_kind, register_advantage
-from sage_rlvr.metrics import pass_at_k
+from sage_rlvr.stats.pass_at_k import pass_at_k
 
 NAN = float("nan")
 STRICT, POSITIVE, UNIT = ("passk", "pkpo", "signed"), ("maxrl",), ("focal", "beta")  # what their rewards may be

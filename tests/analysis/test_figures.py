@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from sage_rlvr.analysis import figures
 from sage_rlvr.analysis.patterns import Frequency, TaskPatterns
+from sage_rlvr.show import figures_analysis as figures
 
 RUNS = ["base", "first", "second", "third"]
 

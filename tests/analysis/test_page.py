@@ -6,8 +6,8 @@ import json
 import pytest
 from rich.console import Console
 
-from sage_rlvr.analysis.page import analyze, trace_page
 from sage_rlvr.errors import UserError
+from sage_rlvr.show.console_analysis import analyze, trace_page
 from tests.analysis.models import TASK, make_run, make_samples
 from tests.analysis.stores import make_store, words, write_log
 from tests.models import tiny

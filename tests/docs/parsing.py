@@ -52,8 +52,8 @@ def _check(argv: list[str]) -> None:
 def _names(args: dict[str, Any]) -> None:
     """Recipes, tasks, studies and paper tables that the arguments name."""
     from sage_rlvr.evaluate.arguments import EvalArguments
-    from sage_rlvr.report.paper_figures import FIGURES
-    from sage_rlvr.report.tables import TABLES
+    from sage_rlvr.show.paper_figures import FIGURES
+    from sage_rlvr.show.paper_tables import TABLES
     from sage_rlvr.study.plan import load_study
     from sage_rlvr.tasks import get_format, get_task
     from sage_rlvr.train.recipes import load_recipe
@@ -99,7 +99,7 @@ def _train(argv: list[str]) -> None:
 def _plan(argv: list[str]) -> None:
     import argparse
 
-    from sage_rlvr.doctor.page import plan_flags
+    from sage_rlvr.doctor.console import plan_flags
 
     parser = argparse.ArgumentParser(prog="sage-rlvr plan", allow_abbrev=False)
     plan_flags(parser)

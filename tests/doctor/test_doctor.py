@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sage_rlvr.doctor import machine, page, recipe, versions
+from sage_rlvr.doctor import console as page
+from sage_rlvr.doctor import machine, recipe, versions
 from sage_rlvr.doctor.check import Check
 from sage_rlvr.errors import UserError
 from sage_rlvr.models import scratch_model

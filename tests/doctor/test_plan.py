@@ -13,7 +13,7 @@ import yaml
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import GPT2Config, MambaConfig, Qwen3NextConfig
 
-from sage_rlvr.doctor import page
+from sage_rlvr.doctor import console as page
 from sage_rlvr.doctor.activations import _Live, weigh
 from sage_rlvr.doctor.architectures import KNOWN, architecture
 from sage_rlvr.doctor.memory import CUDA_CONTEXT, RESIDENT, head_bytes

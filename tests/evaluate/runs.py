@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sage_rlvr.evaluate.counts import RIGHT, WRONG, Counts, TaskCounts
+from sage_rlvr.stats.counts import RIGHT, WRONG, Counts, TaskCounts
 from sage_rlvr.store import Sample, SampleStore
 
 KINDS = {  # letter → (answer, verdict, finish)

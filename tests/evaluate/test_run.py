@@ -18,9 +18,9 @@ from rich.console import Console
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate import run as run_module
 from sage_rlvr.evaluate.backends import make_backend
-from sage_rlvr.evaluate.counts import counts_of
 from sage_rlvr.evaluate.run import EvalArguments, Scribe, evaluate
 from sage_rlvr.evaluate.sampling import Generation, Request
+from sage_rlvr.stats.counts import counts_of
 from sage_rlvr.store.samples import SampleStore, StoreError
 from sage_rlvr.tasks import Problem, load_task, render
 from sage_rlvr.verify import Verdict, judged_text
@@ -213,20 +213,6 @@ def test_another_problem_under_the_same_name_is_refused(model, tmp_path):
     path.unlink()
     evaluate(world.arguments(model, tmp_path / "x", n=2, limit=3), QUIET)
     assert json.loads(path.read_text()) == json.loads(asked)
-
-
-def test_runs_of_two_sizes_say_which_command_makes_them_whole(model, tmp_path):
-    def said(**sizes):
-        with open(tmp_path / "log", "w") as file:
-            evaluate(world.arguments(model, tmp_path / "x", **sizes), Console(file=file, width=400))
-        return (tmp_path / "log").read_text()
-
-    assert "missing" not in said(n=4, seeds=1, limit=2)
-    assert "8 of 24 samples are missing" in (told := said(n=2, seeds=3, limit=2))
-    assert "--tasks parity --n 4 --seeds 3 draws them" in told
-    assert "8 of 24 samples are missing" in said(n=2, seeds=3, limit=2)  # also where that much is complete
-    assert "--n 4 --seeds 3 --limit 2 draws them" in said(n=4, seeds=3, limit=1)
-    assert "missing" not in said(n=4, seeds=3, limit=2)
 
 
 def test_prompts_are_trainings(model):

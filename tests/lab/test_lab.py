@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from sage_rlvr import anchor_penalty, cli
-from sage_rlvr.lab import budget, figures, page, solutions, theory
+from sage_rlvr.lab import budget, solutions, theory
 from sage_rlvr.lab.descent import Arm, expected_gradient, train
 from sage_rlvr.lab.world import World, random_world
+from sage_rlvr.show import console_lab as page
+from sage_rlvr.show import figures_lab as figures
 
 
 @pytest.fixture(scope="module")

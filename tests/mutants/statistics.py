@@ -1,4 +1,4 @@
-"""metrics.py, stats/intervals.py and the studies' statistics."""
+"""stats/pass_at_k.py, stats/intervals.py and the studies' statistics."""
 
 from tests.mutants.mutant import within
 
@@ -6,7 +6,7 @@ METRICS, BANDS, DRAWN = "tests/test_metrics.py", "tests/stats/test_bands.py", "t
 
 MUTANTS = [
     *within(
-        "metrics.py",
+        "stats/pass_at_k.py",
         METRICS,
         (
             "pass@k is off by one",
@@ -108,7 +108,7 @@ MUTANTS = [
         ),
     ),
     *within(
-        "study/frontier.py",
+        "stats/frontier.py",
         "tests/study/test_frontier.py",
         (
             "a point must be worse on both axes to be beaten",
@@ -136,7 +136,7 @@ MUTANTS = [
         ),
     ),
     *within(
-        "study/against.py",
+        "stats/against.py",
         "tests/study/test_against.py",
         (
             "two seeds are judged",
@@ -170,7 +170,7 @@ MUTANTS = [
         ),
     ),
     *within(
-        "study/verdict.py",
+        "stats/verdict.py",
         "tests/study/test_verdict.py",
         (
             "a study without the low-rate control claims a winner",
@@ -192,14 +192,8 @@ MUTANTS = [
         ),
     ),
     *within(
-        "study/frontier.py",
+        "stats/frontier.py",
         "tests/study/test_strata.py",
-        (
-            "the samples that sorted the problems are the base's result too",
-            "state=base.state[:, 1:], seeds=base.seeds[1:]",
-            "state=base.state, seeds=base.seeds",
-            "test_a_study_s_folder_is_read_by_its_primary_measure",
-        ),
         (
             "one stratum with a shared range is enough",
             "if (high > low).all() else None",
@@ -208,7 +202,7 @@ MUTANTS = [
         ),
     ),
     *within(
-        "study/matched.py",
+        "stats/matched.py",
         "tests/study/test_matched.py",
         (
             "points that chance puts outside of the frontier are judged",
@@ -236,7 +230,7 @@ MUTANTS = [
         ),
     ),
     *within(
-        "study/distance.py",
+        "stats/distance.py",
         "tests/study/test_distance.py",
         (
             "the curve is a cubic in the KL, not in its root",
@@ -255,6 +249,16 @@ MUTANTS = [
             "<= DEGREE + 1:",
             "<= DEGREE:",
             "test_too_few_references_are_no_curve",
+        ),
+    ),
+    *within(
+        "study/read.py",
+        "tests/study/test_strata.py",
+        (
+            "the samples that sorted the problems are the base's result too",
+            "state=base.state[:, 1:], seeds=base.seeds[1:]",
+            "state=base.state, seeds=base.seeds",
+            "test_a_study_s_folder_is_read_by_its_primary_measure",
         ),
         (
             "the KL of the first fifth of training",

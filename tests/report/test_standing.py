@@ -6,12 +6,12 @@ import re
 import numpy as np
 import pytest
 
-from sage_rlvr.evaluate.counts import counts_of
-from sage_rlvr.metrics import pass_at_k
 from sage_rlvr.report.find import find_runs
 from sage_rlvr.report.page import build_report
 from sage_rlvr.report.standing import anchor_words, grpo_of, standing, unhealthy, variants_of, verdict
+from sage_rlvr.stats.counts import counts_of
 from sage_rlvr.stats.intervals import student
+from sage_rlvr.stats.pass_at_k import pass_at_k
 from tests.report.browser import Browser, needs_browser
 from tests.report.synthetic import write_log, write_store
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.report import paper
-from sage_rlvr.report.tables import TABLES, make, make_all, parse_runs
+from sage_rlvr.show import paper
+from sage_rlvr.show.paper_tables import TABLES, make, make_all, parse_runs
 from tests.analysis.stores import make_store, words, write_log
 
 

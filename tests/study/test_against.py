@@ -7,10 +7,11 @@ import pytest
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.models import write_whole
+from sage_rlvr.stats.against import MEAN, Standing, Standings, detectable
 from sage_rlvr.stats.intervals import FEWEST, Interval, crossed
-from sage_rlvr.study.against import MEAN, Standing, Standings, detectable, read_standings
 from sage_rlvr.study.job import STATUS
 from sage_rlvr.study.plan import Study, open_folder
+from sage_rlvr.study.read import read_standings
 from tests.evaluate.runs import make_run
 
 N = 8

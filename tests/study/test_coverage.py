@@ -4,11 +4,11 @@ errors of that many studies). Differences of two arms: tests/stats/test_interval
 import numpy as np
 import pytest
 
+from sage_rlvr.stats.against import MEAN, Standings
+from sage_rlvr.stats.distance import Run, excesses
+from sage_rlvr.stats.frontier import Point
 from sage_rlvr.stats.intervals import crossed
-from sage_rlvr.study.against import MEAN, Standings
-from sage_rlvr.study.distance import Run, excesses
-from sage_rlvr.study.frontier import Point
-from sage_rlvr.study.matched import matched
+from sage_rlvr.stats.matched import matched
 from tests.stats.test_intervals import arms
 
 PROBLEMS, STUDIES = 150, 300

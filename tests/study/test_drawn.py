@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from sage_rlvr.study.distance import excesses, read_runs
-from sage_rlvr.study.frontier import Point, frontiers
-from sage_rlvr.study.matched import pairs
+from sage_rlvr.stats.distance import excesses
+from sage_rlvr.stats.frontier import Point, frontiers
+from sage_rlvr.stats.matched import pairs
+from sage_rlvr.study.read import read_runs
 
 from .test_against import study_of
 from .test_distance import on_the_curve

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sage_rlvr import UserError
-from sage_rlvr.study.frontier import Point, best, frontiers, height_at, in_order, mean_height
+from sage_rlvr.stats.frontier import Point, best, frontiers, height_at, in_order, mean_height
 
 
 def flat(variant, x, y, seeds=3, problems=8):

@@ -15,7 +15,7 @@ import yaml
 from sage_rlvr.analysis.patterns import patterns
 from sage_rlvr.analysis.perplexity import perplexity
 from sage_rlvr.analysis.scoring import source_of
-from sage_rlvr.evaluate.counts import counts_of
+from sage_rlvr.stats.counts import counts_of
 from sage_rlvr.store import SampleStore
 from sage_rlvr.study.plan import read_folder
 from sage_rlvr.study.records import RUNS, pack, unpack

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sage_rlvr.study import page
+from sage_rlvr.study import console as page
 
 
 @pytest.mark.parametrize("first", [0.0, 0.25, 0.9])  # a study that is run again has a share behind it already

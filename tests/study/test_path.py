@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from sage_rlvr import UserError
-from sage_rlvr.evaluate.compact import compact
+from sage_rlvr.stats.counts import compact
 from sage_rlvr.study import job
 from sage_rlvr.study.plan import Study, load_study, open_folder
 from sage_rlvr.study.records import pack, unpack

@@ -15,19 +15,17 @@ import pytest
 import yaml
 
 from sage_rlvr import UserError
-from sage_rlvr.evaluate.compact import compact
-from sage_rlvr.evaluate.counts import RIGHT, counts_of, from_compact
-from sage_rlvr.evaluate.estimates import rates
 from sage_rlvr.evaluate.results import results
 from sage_rlvr.models import write_whole
+from sage_rlvr.stats.counts import RIGHT, compact, counts_of, from_compact
+from sage_rlvr.stats.estimates import rates
+from sage_rlvr.stats.table import as_json
 from sage_rlvr.study import job
-from sage_rlvr.study.frontier import read_families
 from sage_rlvr.study.job import STATUS, start_model
 from sage_rlvr.study.plan import Study, load_study, open_folder, read_folder
+from sage_rlvr.study.read import read_families, study_rows, support_rows, training_curves
 from sage_rlvr.study.records import BASE, RUNS, keep, pack, unpack
 from sage_rlvr.study.run import finished_runs, status_of
-from sage_rlvr.study.support import support_rows, training_curves
-from sage_rlvr.study.table import as_json, study_rows
 from tests.evaluate.runs import make_run
 
 from .. import forked

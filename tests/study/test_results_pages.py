@@ -9,18 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sage_rlvr.evaluate.counts import LENGTH, counts_of
 from sage_rlvr.models import write_whole
+from sage_rlvr.stats.against import Standing
+from sage_rlvr.stats.counts import LENGTH, counts_of
+from sage_rlvr.stats.distance import excesses
+from sage_rlvr.stats.frontier import Frontier, Point, frontiers
 from sage_rlvr.stats.intervals import Interval
-from sage_rlvr.study.against import Standing
-from sage_rlvr.study.distance import excesses, read_runs
-from sage_rlvr.study.frontier import Frontier, Point, frontiers, read_families
+from sage_rlvr.study.console import show_frontier
 from sage_rlvr.study.job import STATUS
-from sage_rlvr.study.page import show_frontier
 from sage_rlvr.study.plan import Study, open_folder
+from sage_rlvr.study.read import read_families, read_runs, study_rows, support_rows
 from sage_rlvr.study.records import RUNS, pack
-from sage_rlvr.study.support import support_rows
-from sage_rlvr.study.table import study_rows
 from tests.evaluate.runs import make_run
 
 ROOT = Path(__file__).parents[2]

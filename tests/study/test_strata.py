@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from sage_rlvr import UserError
-from sage_rlvr.evaluate.counts import RIGHT, WRONG, TaskCounts
-from sage_rlvr.metrics import pass_at_k
 from sage_rlvr.models import write_whole
-from sage_rlvr.study.controls import HALF, MIXED, null, positive
-from sage_rlvr.study.frontier import Planes, Point, _strata, frontiers, read_planes
+from sage_rlvr.stats.controls import HALF, MIXED, null, positive
+from sage_rlvr.stats.counts import RIGHT, WRONG, TaskCounts
+from sage_rlvr.stats.frontier import Planes, Point, frontiers
+from sage_rlvr.stats.matched import matched, pairs
+from sage_rlvr.stats.pass_at_k import pass_at_k
 from sage_rlvr.study.job import STATUS
-from sage_rlvr.study.matched import matched, pairs
 from sage_rlvr.study.plan import Study, open_folder
+from sage_rlvr.study.read import _strata, read_planes
 from tests.evaluate.runs import make_run
 
 EVALUATED = {"tasks": ["t"], "n": 4}

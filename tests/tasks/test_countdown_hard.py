@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from sage_rlvr.metrics import pass_at_k
+from sage_rlvr.stats.pass_at_k import pass_at_k
 from sage_rlvr.tasks import load_task, make_scorer, solutions
 from sage_rlvr.tasks.countdown_hard import (
     HARD,

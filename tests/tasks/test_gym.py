@@ -15,7 +15,8 @@ pytest.importorskip("reasoning_gym", reason="the extra gym is not installed: pip
 
 from sage_rlvr.doctor import recipe
 from sage_rlvr.errors import UserError
-from sage_rlvr.tasks import get_task, gym, gym_rules, load_task, make_scorer, page, trivial
+from sage_rlvr.tasks import console as page
+from sage_rlvr.tasks import get_task, gym, gym_rules, load_task, make_scorer, trivial
 from sage_rlvr.tasks.gym_rules import EVALUATES
 from sage_rlvr.verify import Verifier
 

@@ -14,10 +14,10 @@ from sage_rlvr.tasks import (
     keep_verifiable,
     load_task,
     make_scorer,
-    page,
     register_scorer,
     task_reward,
 )
+from sage_rlvr.tasks import console as page
 from sage_rlvr.tasks.scorers import SCORERS, completion_text
 from sage_rlvr.verify import Verifier
 

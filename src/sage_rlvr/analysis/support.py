@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sage_rlvr.analysis.verdicts import RunVerdicts, TaskVerdicts, read_verdicts
 from sage_rlvr.errors import UserError
-from sage_rlvr.metrics import Support, support_metrics
+from sage_rlvr.stats.pass_at_k import Support, support_metrics
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sage_rlvr.metrics import pass_at_k
+from sage_rlvr.stats.pass_at_k import pass_at_k
 from sage_rlvr.store import SampleStore
 
 KEY = ("task", "problem", "seed", "index")

@@ -13,7 +13,7 @@ def _doctor_flags(p: argparse.ArgumentParser) -> None:
 
 
 def _doctor(args: argparse.Namespace) -> None:
-    from sage_rlvr.doctor.page import show_doctor
+    from sage_rlvr.doctor.console import show_doctor
 
     if not show_doctor(args.config, args.verl, args.json):
         raise Failed("something must be fixed: see above.")
@@ -28,7 +28,7 @@ DOCTOR = Verb(
 
 
 def _plan(args: argparse.Namespace) -> None:
-    from sage_rlvr.doctor.page import show_plan
+    from sage_rlvr.doctor.console import show_plan
 
     show_plan(args.argv)
 
@@ -47,7 +47,7 @@ def _lab_flags(p: argparse.ArgumentParser) -> None:
 
 
 def _lab(args: argparse.Namespace) -> None:
-    from sage_rlvr.lab.page import show
+    from sage_rlvr.show.console_lab import show
 
     if not show(args.out, args.seed):
         raise Failed(f"a check of the theory does not hold for --seed {args.seed}: see the table above.")
@@ -81,16 +81,16 @@ def _tasks_flags(p: argparse.ArgumentParser) -> None:
 
 
 def _tasks(args: argparse.Namespace) -> None:
-    from sage_rlvr.tasks import page
+    from sage_rlvr.tasks import console
 
     if args.what is None:
-        page.show_list()
+        console.show_list()
     elif args.name is None:
         raise UserError(f"tasks {args.what} needs a task: write sage-rlvr tasks {args.what} amc23.")
     elif args.what == "show":
-        page.show_problems(args.name, args.n, args.format, args.data_dir, split=args.split)
+        console.show_problems(args.name, args.n, args.format, args.data_dir, split=args.split)
     else:
-        page.show_decontamination(args.name, args.data_dir, args.pairs)
+        console.show_decontamination(args.name, args.data_dir, args.pairs)
 
 
 TASKS = Verb(

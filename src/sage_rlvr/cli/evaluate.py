@@ -19,8 +19,8 @@ def _eval_flags(p: argparse.ArgumentParser) -> None:
 
 def _eval(args: argparse.Namespace) -> None:
     from sage_rlvr.evaluate.arguments import EvalArguments
-    from sage_rlvr.evaluate.page import show_results
     from sage_rlvr.evaluate.run import evaluate
+    from sage_rlvr.show.console_eval import show_results
 
     given = EvalArguments(**{f.name: getattr(args, f.name) for f in fields(EvalArguments)})
     show_results(evaluate(given))
@@ -42,7 +42,7 @@ def _results_flags(p: argparse.ArgumentParser) -> None:
 
 
 def _results(args: argparse.Namespace) -> None:
-    from sage_rlvr.evaluate.page import show_results
+    from sage_rlvr.show.console_eval import show_results
 
     show_results(args.folder, args.out, args.level, args.base)
 
@@ -65,7 +65,7 @@ def _compare_flags(p: argparse.ArgumentParser) -> None:
 
 
 def _compare(args: argparse.Namespace) -> None:
-    from sage_rlvr.evaluate.page import show_comparison
+    from sage_rlvr.show.console_eval import show_comparison
 
     show_comparison(args.folders, args.out, args.level, args.partial)
 

@@ -29,7 +29,7 @@ def _analyze_flags(p: argparse.ArgumentParser) -> None:
 
 
 def _analyze(args: argparse.Namespace) -> None:
-    from sage_rlvr.analysis.page import analyze
+    from sage_rlvr.show.console_analysis import analyze
 
     names = (
         "budget", "pattern", "pattern_file", "first", "level", "thresholds", "limit", "batch_tokens", "data_dir", "task",
@@ -64,7 +64,7 @@ def _trace_flags(p: argparse.ArgumentParser) -> None:
 
 
 def _trace(args: argparse.Namespace) -> None:
-    from sage_rlvr.analysis.page import trace_page
+    from sage_rlvr.show.console_analysis import trace_page
 
     names = ("reference", "guide", "guide_args", "limit", "per_problem", "data_dir", "out", "batch_tokens", "temperature",
              "seed")  # fmt: skip
@@ -89,7 +89,7 @@ def _tables_flags(p: argparse.ArgumentParser) -> None:
 
 
 def _tables(args: argparse.Namespace) -> None:
-    from sage_rlvr.report.tables import make, make_all, parse_runs
+    from sage_rlvr.show.paper_tables import make, make_all, parse_runs
 
     runs = parse_runs(args.runs)
     done = make_all(runs, args.out) if args.which == "all" else [make(args.which, runs, args.out)]

@@ -58,7 +58,7 @@ def _study_flags(p: argparse.ArgumentParser) -> None:
 
 
 def _study(args: argparse.Namespace) -> None:
-    from sage_rlvr.study import page
+    from sage_rlvr.study import console
     from sage_rlvr.study.plan import list_studies
 
     if args.what == "list":
@@ -68,16 +68,16 @@ def _study(args: argparse.Namespace) -> None:
     elif args.target is None:
         raise UserError(f"study {args.what} needs {'a study file' if args.what == 'run' else 'the folder of a study'}.")
     elif args.what == "run":
-        if not page.run(args.target, args.out, args.jobs):
+        if not console.run(args.target, args.out, args.jobs):
             raise Failed("some runs failed; the others' results are above.")
     elif args.what == "status":
-        page.show_status(args.target)
+        console.show_status(args.target)
     elif args.what == "frontier":
-        page.show_frontier(args.target, args.reference, args.task)
+        console.show_frontier(args.target, args.reference, args.task)
     elif args.what == "report":
-        print(f"written: {page.make_report(args.target, args.out, show=args.open)}")
+        print(f"written: {console.make_report(args.target, args.out, show=args.open)}")
     else:
-        page.show_table(args.target, reference=args.reference)
+        console.show_table(args.target, reference=args.reference)
 
 
 STUDY = Verb(

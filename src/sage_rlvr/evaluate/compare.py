@@ -13,26 +13,17 @@ from typing import Any
 import numpy as np
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate import estimates
-from sage_rlvr.evaluate.counts import Counts, counts_of, shared
 from sage_rlvr.evaluate.results import without_nan
+from sage_rlvr.stats import estimates
+from sage_rlvr.stats.counts import Counts, counts_of, shared
 from sage_rlvr.stats.intervals import RESAMPLES, bands
 from sage_rlvr.store.settings import INPUTS, WEIGHTS, differences
 
 VERSION = 1
 AVERAGE = "average"
 ROUNDING = 1e-9  # equal rates from other numbers of samples differ in the last bit
-OWN = (
-    "run",
-    "name",
-    *WEIGHTS,
-    *WEIGHTS.values(),
-    INPUTS,
-    "revision",
-    "out",
-    "backend",
-    "batch_size",
-)  # runs may differ in these unremarked
+# runs may differ in these unremarked
+OWN = ("run", "name", *WEIGHTS, *WEIGHTS.values(), INPUTS, "revision", "out", "backend", "batch_size")
 
 
 @dataclass

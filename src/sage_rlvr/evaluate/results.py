@@ -1,4 +1,4 @@
-"""What a run scored: pass@k, mean@n, majority@k, each with its interval; differences between two runs; support against a base.
+"""What a run scored: pass@k, majority@k, each with its interval; differences between two runs; support against a base.
 
 Point estimates pool a problem's samples over seeds: n·seeds of them stand behind pass@k, k = 1, 2, 4, … n. Intervals resample
 problems: they say how far the mean would move with another draw of problems like these (docs/reference/numbers.md).
@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate import estimates
-from sage_rlvr.evaluate.counts import Counts, Gap, TaskCounts, counts_of, shared
-from sage_rlvr.files import read_json
-from sage_rlvr.metrics import Support, support_metrics
+from sage_rlvr.stats import estimates
+from sage_rlvr.stats.counts import Counts, Gap, TaskCounts, counts_of, shared
 from sage_rlvr.stats.intervals import RESAMPLES, Bands, bands
+from sage_rlvr.stats.pass_at_k import Support, support_metrics
 from sage_rlvr.store.samples import SampleStore
 
 VERSION = 1
@@ -45,7 +44,6 @@ class TaskResult:
     n: int
     seeds: list[int]
     pass_at: dict[int, Estimate] = field(default_factory=dict)
-    mean_at_n: Estimate | None = None
     majority_at: dict[int, Estimate] = field(default_factory=dict)
     distinct_answers: Estimate | None = None  # right and different, in n samples of a problem
     distinct_solutions: Estimate | None = None
@@ -61,7 +59,6 @@ class Average:
 
     tasks: list[str]
     pass_at: dict[int, Estimate]
-    mean_at_n: Estimate
     majority_at: dict[int, Estimate]
 
 
@@ -110,29 +107,12 @@ class Results:
     support: dict[str, SupportTask] | None = None
     version: int = VERSION
 
-    @property
-    def complete(self) -> bool:
-        return not any(t.incomplete for t in self.tasks.values())
-
     def to_json(self) -> str:
         return json.dumps(without_nan(asdict(self)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     def save(self, path: str | Path) -> Path:
         Path(path).write_text(self.to_json())
         return Path(path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Results":
-        try:
-            d = read_json(path)
-            version = d["version"]
-        except (OSError, ValueError, KeyError, TypeError) as e:
-            raise UserError(f"{path} is not a results file ({e}); make one with sage-rlvr results RUN.") from e
-        if version != VERSION:
-            raise UserError(
-                f"{path} is of version {version}, this release reads {VERSION}: make it again from its run."
-            )
-        return _results(d)
 
 
 def results(
@@ -211,15 +191,8 @@ def _task_result(task: TaskCounts, whole: TaskCounts, table: _Table | None, leve
     out.pass_at, out.majority_at = dict(zip(own, found)), dict(zip(own, found[len(own) : at.shape[1]]))
     rest = dict(zip(extra, found[at.shape[1] :]))
     out.distinct_answers, out.distinct_solutions = rest.get("answer"), rest.get("solution")
-    out.mean_at_n, out.rates = _mean_at_n(whole, level, resamples), estimates.rates(whole)
+    out.rates = estimates.rates(whole)
     return out
-
-
-def _mean_at_n(whole: TaskCounts, level: float, resamples: int) -> Estimate:
-    """The share of right samples, averaged over problems: pass@1 under its other name."""
-    found = _estimates(bands([estimates.pass_table(whole, [1])], level, resamples)[0][0])
-    _add_seeds(found, estimates.seed_curves(whole, [1]))
-    return found[0]
 
 
 def _average(use: dict[str, TaskCounts], tables: dict[str, _Table], level: float, resamples: int) -> Average:
@@ -228,10 +201,7 @@ def _average(use: dict[str, TaskCounts], tables: dict[str, _Table], level: float
     curves = [estimates.seed_curves(t, own) for t in use.values()]
     if len({tuple(t.seeds) for t in use.values()}) == 1 and all(c is not None for c in curves):
         _add_seeds(found, np.mean([c for c in curves if c is not None], axis=0))
-    pass_at = dict(zip(own, found))
-    ones = [estimates.pass_table(t, [1]) for t in use.values()]
-    mean_at_n = pass_at.get(1) or _estimates(bands(ones, level, resamples)[1])[0]
-    return Average(list(use), pass_at, mean_at_n, dict(zip(own, found[len(own) :])))
+    return Average(list(use), dict(zip(own, found)), dict(zip(own, found[len(own) :])))
 
 
 def _estimates(band: Bands) -> list[Estimate]:
@@ -317,31 +287,3 @@ def without_nan(x: Any) -> Any:
     if isinstance(x, list | tuple):
         return [without_nan(v) for v in x]
     return None if isinstance(x, float) and not math.isfinite(x) else x
-
-
-def _one(d: dict[str, Any] | None) -> Any:
-    return Estimate(**d) if d else None
-
-
-def _by_k(d: dict[str, Any]) -> dict[int, Estimate]:
-    return {int(k): Estimate(**v) for k, v in d.items()}
-
-
-def _results(d: dict[str, Any]) -> Results:
-    for t in d["tasks"].values():
-        t.update({f: _by_k(t[f]) for f in ("pass_at", "majority_at")})
-        t.update({f: _one(t[f]) for f in ("mean_at_n", "distinct_answers", "distinct_solutions")})
-        t["incomplete"] = [Gap(**g) for g in t["incomplete"]]
-    d["tasks"] = {name: TaskResult(**t) for name, t in d["tasks"].items()}
-    if a := d["average"]:
-        a |= {"pass_at": _by_k(a["pass_at"]), "majority_at": _by_k(a["majority_at"]), "mean_at_n": _one(a["mean_at_n"])}
-        d["average"] = Average(**a)
-    if p := d["paired"]:
-        p["tasks"] = {name: PairedTask(**(t | {"pass_at": _by_k(t["pass_at"])})) for name, t in p["tasks"].items()}
-        d["paired"] = Paired(**(p | {"average": _by_k(p["average"])}))
-    if d["support"]:
-        for t in d["support"].values():
-            metrics: dict[str, Any] = {k: float("nan") if v is None else v for k, v in t["metrics"].items()}
-            t["metrics"] = Support(**metrics)
-        d["support"] = {name: SupportTask(**t) for name, t in d["support"].items()}
-    return Results(**d)

@@ -30,13 +30,13 @@ from sage_rlvr.evaluate.backends import (
     sources,
     tokenizer_of,
 )
-from sage_rlvr.evaluate.counts import MOST
 from sage_rlvr.evaluate.progress import ProgressLine
 from sage_rlvr.evaluate.sampling import Ask, Generation, Have, Request, Sampling, missing
 from sage_rlvr.files import read_json
 from sage_rlvr.models import write_whole
 from sage_rlvr.provenance import made_with
-from sage_rlvr.store.samples import Asked, Sample, SampleStore
+from sage_rlvr.stats.counts import MOST
+from sage_rlvr.store.samples import Sample, SampleStore
 from sage_rlvr.tasks import (
     Problem,
     PromptFormat,
@@ -59,6 +59,9 @@ QUEUE = 4  # batches of generations that may wait to be judged
 STILL_S = 120.0  # a batch judged for longer is named: a scorer that stands still looks like an engine that is silent
 # verdicts on a gold that may be the machine's fault
 UNSURE = ("timeout", "gold timeout", "worker died", "gold killed the worker")
+ENGINE = (
+    "batch_size", "dtype", "gpu_memory_utilization", "trust_remote_code", "kv_cache_gib", "engines_per_gpu",
+)  # fmt: skip
 AGAIN = "remove it and run this again, it is written anew"
 _log = logging.getLogger(__name__)
 
@@ -98,17 +101,8 @@ def evaluate(args: EvalArguments, console: Console | None = None, engines: Engin
         have, present = _present(store, asks, args)
         if present == total:
             (console or Console()).print(f"{args.out} is complete: {total:,} samples are there.", highlight=False)
-            _say_rest(store, asks, args, console)
             return Path(args.out)
-        names = (
-            "batch_size",
-            "dtype",
-            "gpu_memory_utilization",
-            "trust_remote_code",
-            "kv_cache_gib",
-            "engines_per_gpu",
-        )
-        engine = {name: getattr(args, name) for name in names}
+        engine = {name: getattr(args, name) for name in ENGINE}
         if engines is None:
             engines = stack.enter_context(closing(Engines()))
         backend = make_backend(kind, base, adapter, tokenizer, how, longest, **engine, latest=engines.take())
@@ -118,7 +112,6 @@ def evaluate(args: EvalArguments, console: Console | None = None, engines: Engin
         with ProgressLine(total, present, console) as line, _ends_in_order():
             run = args.run or Path(args.out).resolve().name
             Scribe(store, judges, asked, run, args.model, line).write(backend.generate(requests))
-        _say_rest(store, asks, args, console)
     return Path(args.out)
 
 
@@ -200,34 +193,6 @@ def _present(store: SampleStore, asks: Sequence[Ask], args: EvalArguments) -> tu
 
     cells = [(ask.task, ask.problem, seed) for ask in asks for seed in args.seeds]
     return have, sum(sum(i < args.n for i in have(cell)) for cell in cells)
-
-
-def _say_rest(store: SampleStore, asks: Sequence[Ask], args: EvalArguments, console: Console | None) -> None:
-    """Runs of several sizes in one folder: results count whole cells alone, so say what makes the rest of them whole."""
-    keys = store.done()
-    for task in args.tasks:
-        asked = store.problems[task]
-        cells = [(task, problem, seed) for problem in asked.problems for seed in asked.seeds]
-        lack = sum(max(0, asked.n - len(keys[cell] if cell in keys.rows else ())) for cell in cells)
-        if lack:
-            flags = _whole_flags(task, asked, {ask.problem for ask in asks if ask.task == task}, args)
-            (console or Console()).print(
-                f"{args.out}, {task}: {lack:,} of {len(cells) * asked.n:,} samples are missing, for n={asked.n} and "
-                f"{len(asked.seeds)} seeds were asked for in all; the same command with {flags} draws "
-                "them, and until then results leave their cells out.",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
-
-
-def _whole_flags(task: str, asked: Asked, now: set[str], args: EvalArguments) -> str:
-    """What must be said to ask for everything that was ever asked of the task; ``now``: the problems of this call."""
-    counted = asked.seeds == list(range(len(asked.seeds)))
-    seeds = str(len(asked.seeds)) if counted else " ".join(map(str, asked.seeds))
-    limit = "" if now >= {*asked.problems} else f" --limit {len(asked.problems) + len(asked.unverifiable)}"
-    which = "" if args.dataset else f"--tasks {task} "
-    return f"{which}--n {asked.n} --seeds {seeds}{limit}"
 
 
 def _asks(problems: Sequence[Problem], fmt: PromptFormat, tokenizer: Any) -> Iterator[Ask]:

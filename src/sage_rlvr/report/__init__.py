@@ -1,1 +1,1 @@
-"""Floor 4. Tables, figures, the HTML page and the explorer."""
+"""Floor 4. The HTML page and the explorer."""

@@ -6,9 +6,9 @@ from functools import cache
 from typing import Any
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate.counts import UNVERIFIABLE
 from sage_rlvr.report.find import EvalRun, TrainRun
 from sage_rlvr.report.standing import own_name
+from sage_rlvr.stats.counts import UNVERIFIABLE
 
 SCALES = {True: "group", False: "none"}  # what TRL also takes for scale_rewards
 GONE = ("coverage", "rarity")  # settings of earlier releases that changed what a completion was paid

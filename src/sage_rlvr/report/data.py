@@ -15,11 +15,11 @@ import numpy as np
 from sage_rlvr import provenance
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.compare import AVERAGE, compare
-from sage_rlvr.evaluate.counts import RIGHT, TaskCounts
 from sage_rlvr.evaluate.results import Estimate, Results, results
 from sage_rlvr.files import read_json
 from sage_rlvr.report.find import EvalRun, Found, TrainRun
 from sage_rlvr.report.standing import standing, unhealthy
+from sage_rlvr.stats.counts import RIGHT, TaskCounts
 from sage_rlvr.stats.intervals import RESAMPLES
 
 VERSION = 1

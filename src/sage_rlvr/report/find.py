@@ -11,7 +11,7 @@ from typing import Any
 
 from sage_rlvr.analysis.records import read_steps
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate.counts import Counts, counts_of
+from sage_rlvr.stats.counts import Counts, counts_of
 from sage_rlvr.store.samples import SampleStore
 
 INSIDE = {"samples", "trace", "damaged", "figures"}  # folders that belong to a run

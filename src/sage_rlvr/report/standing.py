@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate import estimates
 from sage_rlvr.evaluate.compare import AVERAGE
-from sage_rlvr.evaluate.counts import TaskCounts, shared
 from sage_rlvr.files import read_json
 from sage_rlvr.report.find import EvalRun, TrainRun
+from sage_rlvr.stats import estimates
+from sage_rlvr.stats.counts import TaskCounts, shared
 from sage_rlvr.stats.intervals import FEWEST, Estimate, Interval, crossed
 
 SEEDED = re.compile(r"(.+)-s(\d+)")

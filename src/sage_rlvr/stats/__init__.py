@@ -1,1 +1,1 @@
-"""What is said about numbers: intervals, on NumPy alone."""
+"""Between floors 2 and 3. What samples say: counts, pass@k, intervals, frontiers, verdicts."""

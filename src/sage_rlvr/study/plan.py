@@ -98,6 +98,9 @@ class Study:
         return self.variants[variant].get("seeds", self.seeds)
 
     def variant_of(self, run: str) -> tuple[str, int]:
+        """(variant, seed) of a run; the base is a variant of its own."""
+        if run == "base":
+            return run, 0
         name, _, seed = run.rpartition("-s")
         return name, int(seed)
 
@@ -244,15 +247,7 @@ def read_folder(out: str | Path) -> Study:
         raise UserError(
             f"{out} holds no study (there is no {RECORD}): run one with 'sage-rlvr study run FILE --out {out}'."
         )
-    parts: dict[str, Any] = {
-        "name": str,
-        "base": dict,
-        "train": dict,
-        "variants": dict,
-        "seeds": list,
-        "evaluate": dict,
-    }
-    return recorded(read_json(record, **parts))
+    return recorded(read_json(record, name=str, base=dict, train=dict, variants=dict, seeds=list, evaluate=dict))
 
 
 def recorded(content: dict[str, Any]) -> Study:

@@ -19,24 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate.compact import COUNTS, compact
 from sage_rlvr.files import read_json
 from sage_rlvr.models import write_whole
 from sage_rlvr.models.folders import whole_folder
+from sage_rlvr.stats.counts import COUNTS, compact
 from sage_rlvr.study.job import START, STATUS, at_step, start_model
 from sage_rlvr.study.plan import RECORD, Study, open_folder, read_folder, recorded, refuse_other
 from sage_rlvr.study.run import finished_runs, status_of
 
 RUNS, BASE, TRAINED, ONE = "runs.jsonl.xz", "base.tar.gz", "trained", "record.json"
 RECIPE, ADAPTER = "run.json", "adapter_config.json"  # of a trained model's folder: what it was made with, and from
-WEIGHTS = (
-    "*.json",
-    "*.safetensors",
-    "*.jinja",
-    "*.txt",
-    "*.model",
-    "log.jsonl",
-)  # of a model's folder: no optimizer, no checkpoints
+# of a model's folder: no optimizer, no checkpoints
+WEIGHTS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "log.jsonl")
 KEPT = ("model", "started", "updated")  # of a run's status
 
 

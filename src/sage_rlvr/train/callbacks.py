@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
-from sage_rlvr.metrics import pass_at_k
+from sage_rlvr.stats.pass_at_k import pass_at_k
 
 
 class SaidOnce(TrainerCallback, ABC):

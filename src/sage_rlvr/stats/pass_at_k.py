@@ -53,16 +53,22 @@ def majority_at_k(answers: Sequence[Any], correct: ArrayLike, k: int, draws: int
         )
     if not 1 <= k <= right.size:
         raise UserError(f"majority_at_k: k={k} with n={right.size} samples; k must lie in 1..n.")
-    labels = list(dict.fromkeys(a for a in answers if a is not None))
-    if not labels:
-        return 0.0
-    codes = np.array([labels.index(a) if a is not None else len(labels) for a in answers])
-    is_right = np.array([right[codes == i].any() for i in range(len(labels))])
+    labels = list(dict.fromkeys(answers))
+    codes = np.array([labels.index(a) for a in answers])
+    counted = np.array([a is not None for a in labels])
+    is_right = counted & np.array([right[codes == i].any() for i in range(len(labels))])
     if k == right.size:
         chosen = np.arange(k)[None]
     else:
         chosen = np.argsort(np.random.default_rng(seed).random((draws, right.size)), axis=1)[:, :k]
-    votes = np.stack([(codes[chosen] == i).sum(1) for i in range(len(labels))], axis=1)  # (draws, labels)
+    return vote(codes[chosen], counted, is_right)
+
+
+def vote(codes: np.ndarray, counted: np.ndarray, is_right: np.ndarray) -> float:
+    """Share of the draws (draws, k) whose commonest label is right. ``counted`` (labels,): False for "no answer"."""
+    draws, labels = len(codes), len(counted)
+    flat = (codes + labels * np.arange(draws)[:, None]).reshape(-1)
+    votes = np.bincount(flat, minlength=draws * labels).reshape(draws, labels) * counted
     winners = (votes == votes.max(1, keepdims=True)) & (votes > 0)
     share = (winners & is_right).sum(1) / np.maximum(winners.sum(1), 1)
     return float(share.mean())

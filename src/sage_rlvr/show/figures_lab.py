@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sage_rlvr.figure_style import Figure, panels, save
+from sage_rlvr.show.style import Figure, panels, save
 
 GUIDES = {  # guide → (its name, light, dark, its mark around (0, 0))
     "none": ("no guide", "#4d5561", "#b3bcc8", "M-5,0a5,5 0 1,0 10,0a5,5 0 1,0 -10,0"),

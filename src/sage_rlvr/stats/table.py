@@ -1,19 +1,15 @@
 """A study's table: each variant over its seeds, against the base. Intervals over problems and seeds; one seed: problems alone."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sage_rlvr.evaluate.counts import RIGHT, TaskCounts, counts_of
-from sage_rlvr.evaluate.estimates import rates
-from sage_rlvr.metrics import pass_at_k
+from sage_rlvr.stats.counts import RIGHT, TaskCounts
+from sage_rlvr.stats.estimates import rates
 from sage_rlvr.stats.intervals import Interval, crossed
-from sage_rlvr.study.plan import read_folder
-from sage_rlvr.study.run import finished_runs
+from sage_rlvr.stats.pass_at_k import pass_at_k
 
 
 @dataclass(frozen=True)
@@ -33,24 +29,6 @@ class Row:
     truncated: float | None  # share of the samples
 
 
-def study_rows(out: str | Path) -> list[Row]:
-    """Rows for every finished run, the base first; a variant whose seeds are not all there is shown with those that are."""
-    study, done = read_folder(out), finished_runs(out)
-    groups: dict[str, list[Path]] = defaultdict(list)
-    for run, folder in done.items():
-        groups["base" if run == "base" else study.variant_of(run)[0]].append(folder)
-    counts = {variant: [counts_of(f) for f in folders] for variant, folders in groups.items()}
-    rows = []
-    for task in study.evaluate["tasks"]:
-        per_variant = {v: [c.tasks[task] for c in runs if task in c.tasks] for v, runs in counts.items()}
-        common = common_problems([t for runs in per_variant.values() for t in runs])
-        base = per_variant.get("base", [])
-        for variant, runs in per_variant.items():
-            if runs:
-                rows.append(_row(task, variant, [r.only(common) for r in runs], base[0].only(common) if base else None))
-    return rows
-
-
 def common_problems(runs: list[TaskCounts]) -> list[str]:
     """Problems that every run has whole, in the first run's order."""
     if not runs:
@@ -59,7 +37,7 @@ def common_problems(runs: list[TaskCounts]) -> list[str]:
     return [p for p in runs[0].problems if all(p in s for s in sets)]
 
 
-def _row(task: str, variant: str, runs: list[TaskCounts], base: TaskCounts | None) -> Row:
+def variant_row(task: str, variant: str, runs: list[TaskCounts], base: TaskCounts | None) -> Row:
     n = runs[0].n * len(runs[0].seeds)
     ks = sorted({1, *(k for k in (16, 64, 256) if k < n), n})
     per_seed = {k: np.stack([pass_at_k(r.totals, r.rights, k) for r in runs]) for k in ks}  # (seeds, problems)

@@ -13,7 +13,6 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from sage_rlvr.analysis import figures
 from sage_rlvr.analysis.dynamics import THIRDS, dynamics
 from sage_rlvr.analysis.grid import grid
 from sage_rlvr.analysis.patterns import chosen_patterns, patterns
@@ -24,9 +23,10 @@ from sage_rlvr.analysis.support import support
 from sage_rlvr.analysis.trace import Traced, trace
 from sage_rlvr.analysis.verdicts import read_verdicts
 from sage_rlvr.errors import UserError
-from sage_rlvr.figure_style import Figure
 from sage_rlvr.grid import Grid
 from sage_rlvr.names import near
+from sage_rlvr.show import figures_analysis as figures
+from sage_rlvr.show.style import Figure
 from sage_rlvr.store import SampleStore
 
 Found = dict[str, Any]  # run → its analysis

@@ -16,16 +16,16 @@ import numpy as np
 
 from sage_rlvr.analysis.dynamics import THIRDS, dynamics
 from sage_rlvr.analysis.grid import grid
-from sage_rlvr.analysis.page import plain
 from sage_rlvr.analysis.patterns import patterns
 from sage_rlvr.analysis.records import training_of
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.results import Results, results
-from sage_rlvr.evaluate.tables import digits
 from sage_rlvr.names import near
-from sage_rlvr.report import paper
-from sage_rlvr.report.paper_figures import FIGURES
-from sage_rlvr.report.runs import Folders, Runs, model_name
+from sage_rlvr.show import paper
+from sage_rlvr.show.console_analysis import plain
+from sage_rlvr.show.paper_figures import FIGURES
+from sage_rlvr.show.paper_runs import Folders, Runs, model_name
+from sage_rlvr.show.tables_eval import digits
 
 NOT_RUN = "not run"
 

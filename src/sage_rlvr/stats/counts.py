@@ -4,6 +4,7 @@ Where a larger n was asked for later and is not there yet, a problem keeps the n
 that leaves out no problem which a smaller one has.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -215,9 +216,8 @@ def shared(runs: Sequence[Counts], task: str, k: int) -> tuple[list[TaskCounts],
     """One task of several runs, cut to the problems that all have verifiable and with k whole samples; the ids left out."""
     found = [run.tasks[task] for run in runs]
     asked = list(dict.fromkeys(p for t in found for p in [*t.problems, *t.unverifiable]))
-    ready = [
-        set(t.at_least(k).problems) for t in found
-    ]  # a gold unverifiable in one run is missing here, so dropped from all
+    # a gold unverifiable in one run is missing here, so dropped from all
+    ready = [set(t.at_least(k).problems) for t in found]
     both = [p for p in asked if all(p in r for r in ready)]
     return [t.only(both) for t in found], [p for p in asked if p not in set(both)]
 
@@ -237,6 +237,41 @@ def hash_of(text: str) -> int:
 
 
 # ---- counts.json ---------------------------------------------------------------------------------------------------
+#
+# A run's counts without its samples, some 100 bytes per problem: a store keeps every completion; a study of hundreds of runs
+# cannot. It says as much as pass@k, distinct solutions, lost and gained problems and their intervals need. What it leaves out:
+# the texts, the wrong answers (so no majority vote), which samples were truncated (their number is kept), and the order in
+# which samples were drawn.
+
+
+def compact(folder: str | Path) -> dict[str, Any]:
+    """The record of a run's folder, as JSON: task → problem → seed by seed [wrong, {right solution: times}, tokens]."""
+    if not Path(folder, "store.json").is_file() and Path(folder, COUNTS).is_file():
+        return read_json(Path(folder, COUNTS))
+    counts, texts = counts_of(folder), _solutions(folder)
+    tasks = {name: _cells(task, texts) for name, task in counts.tasks.items()}
+    about = {"run": counts.run, "model": counts.model, "settings": counts.settings, "notes": counts.notes}
+    return {"version": VERSION, **about, "tasks": tasks}
+
+
+def _solutions(folder: str | Path) -> dict[int, str]:
+    """hash → the solution it stands for."""
+    found: set[str] = set()
+    for batch in SampleStore(folder, readonly=True).scan(("solution",)):
+        found.update(batch.column("solution").unique().drop_null().to_pylist())
+    return {hash_of(text): text.strip() for text in found}
+
+
+def _cells(task: TaskCounts, texts: dict[int, str]) -> dict[str, Any]:
+    def cell(p: int, s: int) -> list[Any]:
+        right = task.state[p, s] == RIGHT
+        times = Counter(texts.get(int(h), "") for h in task.solution[p, s][right])
+        return [int((task.state[p, s] == WRONG).sum()), dict(sorted(times.items())), int(task.tokens[p, s])]
+
+    cells = {name: [cell(p, s) for s in range(len(task.seeds))] for p, name in enumerate(task.problems)}
+    assert task.finish is not None, "a store has every sample's"
+    cut = int(((task.finish == LENGTH) & (task.state != MISSING)).sum())
+    return {"n": task.n, "seeds": task.seeds, "unverifiable": task.unverifiable, "truncated": cut, "problems": cells}
 
 
 def from_compact(record: dict[str, Any], folder: str | Path = "") -> Counts:

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.grid import Grid
-from sage_rlvr.lab import figures, solutions, theory
+from sage_rlvr.lab import solutions, theory
 from sage_rlvr.lab.descent import Arm, train
 from sage_rlvr.lab.playground import playground
 from sage_rlvr.lab.world import random_world
+from sage_rlvr.show import figures_lab as figures
 
 ROWS = {  # label → (estimator, credit, the expected gradient of the token-level term)
     "k3": ("k3", "sequence", "forward KL, prefix by prefix: −E_{q·π_ref}[∇log π]"),

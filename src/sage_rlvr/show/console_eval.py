@@ -7,11 +7,12 @@ from rich.console import Console
 from rich.text import Text
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate import figures, tables
 from sage_rlvr.evaluate.compare import AVERAGE, Cell, Comparison, compare
 from sage_rlvr.evaluate.results import Average, Estimate, Paired, Results, SupportTask, TaskResult, results
-from sage_rlvr.evaluate.tables import digits
 from sage_rlvr.grid import Grid
+from sage_rlvr.show import figures_eval as figures
+from sage_rlvr.show import tables_eval as tables
+from sage_rlvr.show.tables_eval import digits
 
 Curves = dict[str, dict[str, Mapping[int, figures.Point]]]
 

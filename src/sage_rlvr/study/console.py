@@ -16,17 +16,16 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.grid import Grid
 from sage_rlvr.models import write_whole
 from sage_rlvr.report.page import build_report
+from sage_rlvr.show.figures_study import draw_distance, draw_frontier
+from sage_rlvr.stats.distance import excesses
+from sage_rlvr.stats.frontier import frontiers
+from sage_rlvr.stats.guess import guess_line
 from sage_rlvr.stats.intervals import Interval
-from sage_rlvr.study.against import read_standings
-from sage_rlvr.study.distance import excesses, read_runs
-from sage_rlvr.study.distance_figure import draw_distance
-from sage_rlvr.study.frontier import frontiers, read_planes
-from sage_rlvr.study.frontier_figure import draw_frontier
-from sage_rlvr.study.guess import guess_line
-from sage_rlvr.study.matched import matched
+from sage_rlvr.stats.matched import matched
+from sage_rlvr.stats.table import as_json, as_markdown, cells, columns, shown
 from sage_rlvr.study.plan import Study, load_study, read_folder
+from sage_rlvr.study.read import read_planes, read_runs, read_standings, study_rows
 from sage_rlvr.study.run import LOG, finished_runs, run_study, share_done, status_of
-from sage_rlvr.study.table import as_json, as_markdown, cells, columns, shown, study_rows
 
 COLOURS = {"done": "green", "running": "cyan", "failed": "bold red", "interrupted": "yellow", "waiting": "dim"}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from sage_rlvr.analysis.records import read_record, training_of
 from sage_rlvr.errors import UserError
-from sage_rlvr.report import paper
+from sage_rlvr.show import paper
 
 Folders = str | Path | Sequence[str | Path]
 

@@ -1,18 +1,22 @@
-"""Frontiers drawn: a panel for each swept family beside the reference, one for the arms with a single setting."""
+"""A study's figures: frontiers (a panel for each swept family beside the reference, one for the arms with a single setting),
+pass@1 and pass@n over the distance from the reference (what lies on a grey curve is another β), and what was logged."""
 
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sage_rlvr.figure_style import INK, Figure, legend, line, panels, save
-from sage_rlvr.study.frontier import Frontier, in_order
-from sage_rlvr.study.matched import Matched
+from sage_rlvr.show.style import INK, Figure, legend, line, panels, save, whole_steps
+from sage_rlvr.stats.distance import Excess, Run, curve_at
+from sage_rlvr.stats.frontier import Frontier, in_order
+from sage_rlvr.stats.matched import Matched
 
 COLUMNS = 2
 GREY = "#8a8a8a"
 GUESS = "#a83250"
+Curves = dict[str, dict[str, list[list[float]]]]  # variant → what was logged → [step, mean over the finished seeds]
 
 
 def draw_frontier(
@@ -92,3 +96,51 @@ def _said(found: Sequence[Frontier], reference: str, n: int, guess: float | None
     gains = "; ".join(told) or "none shares a range of pass@1 with it"
     line = "" if guess is None else f" Guessing (valid answers drawn at random) has pass@{n} {guess:.3f}."
     return f"pass@{n} against pass@1 over each sweep, 95% intervals. Mean gain over {reference}: {gains}.{line}"
+
+
+def draw_distance(path: str | Path, runs: Sequence[Run], references: Sequence[str], found: Sequence[Excess]) -> Figure:
+    """A point an arm, the mean of its seeds; families with one setting are in the table alone."""
+    arms: dict[str, dict[str, list[Run]]] = {}
+    for run in runs:
+        arms.setdefault(run.family, {}).setdefault(run.variant, []).append(run)
+    others = [family for family, own in arms.items() if family not in references and len(own) > 1]
+    own = {r: [run for run in runs if run.family == r] for r in references}
+    n = max(runs[0].passes)
+    with panels(2, width=5.6, height=4.2) as (figure, axes):
+        for ax, k in zip(axes.flat, (1, n)):
+            for reference, dashes in zip(references, cycle(("-", "--", ":"))):
+                kls = [run.kl for run in own[reference]]
+                grid = np.linspace(min(kls), max(kls), 100)
+                ax.plot(*zip(*(_mean([run], k) for run in own[reference])), ".", color=GREY, ms=3)
+                ax.plot(
+                    grid, curve_at(own[reference], k, grid), dashes, color=GREY, lw=1.2, label=f"{reference}, each run"
+                )
+            for i, family in enumerate(others):
+                at = zip(*(_mean(arm, k) for arm in arms[family].values()))
+                ax.plot(*at, label=family, **(line(i) | {"ls": "none"}))
+            ax.set_xlabel("KL to the plain reference, nats per token")
+            ax.set_title(f"pass@{k}")
+        legend(figure, axes)
+        told = "; ".join(f"{f.family} {f.above[n].mean:+.3f}" for f in found)
+        about = f"pass@1 and pass@{n} over KL. Mean height of pass@{n} above the curve it is held to: {told}."
+        return save(figure, path, about)
+
+
+def _mean(runs: Sequence[Run], k: int) -> tuple[float, float]:
+    """(KL, pass@k)"""
+    return float(np.mean([r.kl for r in runs])), float(np.mean([r.passes[k] for r in runs]))
+
+
+def draw_curves(path: str | Path, curves: Curves, names: dict[str, str]) -> Figure:
+    """A panel for each of ``names`` (what was logged → its title), a line a variant."""
+    with panels(len(names), width=5.6) as (figure, axes):
+        for ax, (name, title) in zip(axes.flat, names.items()):
+            for i, (variant, logged) in enumerate(curves.items()):
+                if name in logged:
+                    steps, values = zip(*logged[name])
+                    ax.plot(steps, values, label=variant, markevery=max(1, len(steps) // 6), **line(i))
+            whole_steps(ax.xaxis)
+            ax.set_title(title)
+        legend(figure, axes)
+        told = f"{' and '.join(names.values())} over training, means over seeds: {', '.join(curves)}."
+        return save(figure, path, told)

@@ -11,19 +11,11 @@ tables (``stats.intervals``): over problems, each with a curve of its own, and t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from sage_rlvr.evaluate.counts import TaskCounts, counts_of
-from sage_rlvr.files import read_lines
-from sage_rlvr.metrics import pass_at_k
 from sage_rlvr.stats.intervals import Interval, crossed
-from sage_rlvr.study.plan import read_folder
-from sage_rlvr.study.run import finished_runs
-from sage_rlvr.study.table import common_problems
 
-KL, LAST = "kl_ref", 0.2  # the log's own KL to the plain reference, over the last fifth of training
 DEGREE = 3
 
 
@@ -62,9 +54,8 @@ def excesses(runs: Sequence[Run], references: Sequence[str]) -> list[Excess]:
     for family in dict.fromkeys(r.family for r in runs):
         member = np.array([r.family == family for r in runs]) & judged
         if member.any():
-            weights = (
-                member / member.sum() - design[member].mean(0) @ fit
-            )  # the excess is their sum with the runs' heights
+            # the excess is the sum of the runs' heights with these weights
+            weights = member / member.sum() - design[member].mean(0) @ fit
             above = {k: crossed(_tables(runs, weights, e)).interval() for k, e in off.items()}
             span = float(root[member].min() ** 2), float(root[member].max() ** 2)
             found.append(Excess(family, tuple(references), int(member.sum()), span, above))
@@ -96,33 +87,3 @@ def curve_at(runs: Sequence[Run], k: int, kl: np.ndarray) -> np.ndarray:
     """Height of the curve through these runs, for a figure."""
     fit = np.polyfit(np.sqrt([max(r.kl, 0.0) for r in runs]), [r.passes[k].mean() for r in runs], DEGREE)
     return np.polyval(fit, np.sqrt(kl))
-
-
-# ---- from a study's folder -----------------------------------------------------------------------------------------
-
-
-def read_runs(out: str | Path, task: str) -> list[Run]:
-    """The finished runs that logged their KL and have samples of ``task``."""
-    study = read_folder(out)
-    found: dict[str, tuple[float, TaskCounts]] = {}
-    for run, folder in finished_runs(out).items():
-        kl, counts = _last_kl(Path(out, run, "train", "log.jsonl")), counts_of(folder).tasks.get(task)
-        if run != "base" and kl is not None and counts is not None:
-            found[run] = kl, counts
-    keep = common_problems([counts for _, counts in found.values()]) if found else []
-    runs = []
-    for run, (kl, counts) in found.items():
-        cut, variant = counts.only(keep), study.variant_of(run)[0]
-        estimator = study.settings_of(run).get("anchor_estimator", "k3")  # SAGEConfig's own default
-        n = cut.n * len(cut.seeds)
-        ks = [k for k in (1, 16, 64) if k < n] + [n]
-        passes = {k: pass_at_k(cut.totals, cut.rights, k) for k in ks}
-        runs.append(Run(study.family_of(variant), variant, estimator, kl, passes))
-    return runs
-
-
-def _last_kl(log: Path) -> float | None:
-    if not log.is_file():
-        return None
-    logged = [entry[KL] for entry in read_lines(log) if KL in entry]
-    return float(np.mean(logged[-max(1, round(LAST * len(logged))) :])) if logged else None

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from sage_rlvr.evaluate.counts import TaskCounts
-from sage_rlvr.study.frontier import Planes
+from sage_rlvr.stats.counts import TaskCounts
+from sage_rlvr.stats.frontier import Planes
 
 MIXED, HALF = "pairs of seeds, mixed", "every second seed"
 

@@ -16,19 +16,15 @@ within each stratum, and heights and gains are averaged over the strata. Those s
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate.counts import RIGHT, TaskCounts, counts_of
-from sage_rlvr.metrics import pass_at_k
+from sage_rlvr.stats.counts import TaskCounts
 from sage_rlvr.stats.intervals import Interval, linearised
-from sage_rlvr.study.plan import read_folder
-from sage_rlvr.study.run import finished_runs
-from sage_rlvr.study.table import common_problems
+from sage_rlvr.stats.pass_at_k import pass_at_k
 
 
 @dataclass(frozen=True)
@@ -64,9 +60,7 @@ class Frontier:
     height: Interval | None
     gain: Interval | None  # height − the reference's over the same range, paired over problems
     seeds: int  # of the arm, of either family, that has the fewest
-    corrected: Interval | None = (
-        None  # the gain's, wide enough to hold for ``comparisons`` families at once (Bonferroni)
-    )
+    corrected: Interval | None = None  # the gain's, wide enough for ``comparisons`` families at once (Bonferroni)
     comparisons: int = 1
 
 
@@ -176,7 +170,7 @@ def _frontier(name: str, points: list[Point], reference: list[Point], itself: bo
     )
 
 
-# ---- from a study's folder -----------------------------------------------------------------------------------------
+# ---- a whole study on one task ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -197,60 +191,12 @@ class Planes:
         at = slice(None) if own is None else own
         return {
             family: [
-                Point(v, _stack(runs, 1)[:, at], _stack(runs, k or self.k)[:, at], self.strata if primary else ())
+                Point(v, stack(runs, 1)[:, at], stack(runs, k or self.k)[:, at], self.strata if primary else ())
                 for v, runs in arms.items()
             ]
             for family, arms in self.runs.items()
         }
 
 
-def read_planes(out: str | Path, task: str) -> Planes:
-    study, done = read_folder(out), finished_runs(out)
-    counts = {run: c for run, folder in done.items() if (c := counts_of(folder).tasks.get(task)) is not None}
-    base = counts.pop("base", None)
-    if not counts:
-        raise UserError(f"{out}: no finished run has samples of {task}; the study evaluates {study.evaluate['tasks']}.")
-    keep = common_problems([*counts.values()])
-    runs: dict[str, dict[str, list[TaskCounts]]] = {}
-    for run, found in counts.items():
-        variant = study.variant_of(run)[0]
-        runs.setdefault(study.family_of(variant), {}).setdefault(variant, []).append(found.only(keep))
-    first = next(iter(counts.values()))
-    n = first.n * len(first.seeds)
-    base = base.only(keep) if base is not None and set(keep) <= set(base.problems) else None
-    primary = study.evaluate.get("primary", {})
-    strata = _strata(base, primary["strata"]) if "strata" in primary else ()
-    k = primary.get("k", n)
-    if base is None:
-        return Planes(keep, n, None, runs, k)
-    rest = (
-        replace(base, state=base.state[:, 1:], seeds=base.seeds[1:]) if strata else base
-    )  # the first seed sorted the problems
-    start = Point("base", _stack([rest], 1), _stack([rest], k), strata).mean if (rest.totals >= k).all() else None
-    return Planes(keep, n, base.rights, runs, k, strata, start)
-
-
-def _strata(base: TaskCounts | None, edges: Sequence[int]) -> tuple[np.ndarray, ...]:
-    """Problems by the base's right answers of its first seed: up to the first edge, up to the second, and so on."""
-    if base is None or len(base.seeds) < 2:
-        raise UserError(
-            "the strata need the base's samples of every problem, from two evaluation seeds or more (evaluate: {seeds: 2}): "
-            "the first sorts the problems."
-        )
-    rights = (base.state[:, 0] == RIGHT).sum(1)
-    of = np.searchsorted(edges, rights)  # 0: up to the first edge
-    found = tuple(np.flatnonzero(of == i) for i in range(len(edges)))
-    if few := [str(edge) for edge, own in zip(edges, found) if own.size < 2]:
-        raise UserError(
-            f"strata: fewer than two problems up to {', '.join(few)} right; name other edges, or more problems."
-        )
-    return found
-
-
-def read_families(out: str | Path, task: str, k: int | None = None) -> dict[str, list[Point]]:
-    """family → its points; every variant by itself where the study sweeps nothing. ``k``: of pass@k (default: n)."""
-    return read_planes(out, task).families(k)
-
-
-def _stack(runs: list[TaskCounts], k: int) -> np.ndarray:
+def stack(runs: list[TaskCounts], k: int) -> np.ndarray:
     return np.stack([pass_at_k(r.totals, r.rights, k) for r in runs])

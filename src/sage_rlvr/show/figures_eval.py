@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from sage_rlvr.figure_style import Figure, legend, line, log_scale, panels, save
+from sage_rlvr.show.style import Figure, legend, line, log_scale, panels, save
 
 
 class Point(Protocol):

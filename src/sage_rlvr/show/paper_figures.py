@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from sage_rlvr.analysis.dynamics import Dynamics, dynamics
-from sage_rlvr.analysis.figures import draw_perplexity, draw_series
 from sage_rlvr.analysis.perplexity import perplexity
 from sage_rlvr.analysis.records import training_of
 from sage_rlvr.analysis.scoring import source_of
 from sage_rlvr.evaluate.results import Estimate, results
-from sage_rlvr.figure_style import PAPER, Figure, legend, line, log_scale, panels, save, whole_steps
-from sage_rlvr.report import paper
-from sage_rlvr.report.runs import Runs, model_name
+from sage_rlvr.show import paper
+from sage_rlvr.show.figures_analysis import draw_perplexity, draw_series
+from sage_rlvr.show.paper_runs import Runs, model_name
+from sage_rlvr.show.style import PAPER, Figure, legend, line, log_scale, panels, save, whole_steps
 
 Drawn = tuple[Figure | None, dict[str, Any]]
 Curve = Mapping[int, Estimate]
@@ -147,7 +147,7 @@ def figure4(runs: Runs, path: Path) -> Drawn:
 
 def figure5(runs: Runs, path: Path) -> Drawn:
     """No run behind it: two fits to a mixture."""
-    from sage_rlvr.lab.figures import kl_figure
+    from sage_rlvr.show.figures_lab import kl_figure
 
     return kl_figure(path), {}
 

@@ -5,19 +5,12 @@ every task, so that a good one is good on all of them. Where a variant has a sin
 and say nothing of training again.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate.counts import TaskCounts, counts_of
-from sage_rlvr.metrics import pass_at_k
 from sage_rlvr.stats.intervals import FEWEST, Estimate, Interval, crossed
-from sage_rlvr.study.plan import read_folder
-from sage_rlvr.study.run import finished_runs
-from sage_rlvr.study.table import common_problems
 
 MEAN = "mean of tasks"
 DETECTED = 1 + 0.84 / 1.96  # half-widths of a 95% interval that a difference needs to be found four times in five
@@ -107,36 +100,10 @@ class Standings:
 
     def _estimates(self, task: str, variant: str, reference: str | None = None) -> tuple[Estimate, Estimate]:
         """Of pass@1 and of pass@n; minus the reference's, where one is named."""
-        tasks: Sequence[str] = self._own() if task == MEAN else [task]
+        tasks = self._own() if task == MEAN else [task]
+        signs = {variant: 1.0} if reference is None else {variant: 1.0, reference: -1.0}
         one, many = (
-            crossed(
-                *([sign * self.grids[t, v][i] / len(tasks) for v, sign in _signs(variant, reference)] for t in tasks)
-            )
+            crossed(*([sign * self.grids[t, v][i] / len(tasks) for v, sign in signs.items()] for t in tasks))
             for i in (0, 1)
         )
         return one, many
-
-
-def _signs(variant: str, reference: str | None) -> list[tuple[str, float]]:
-    return [(variant, 1.0)] if reference is None else [(variant, 1.0), (reference, -1.0)]
-
-
-def read_standings(out: str | Path) -> Standings:
-    """Of every variant with a finished run, the base among them."""
-    study, runs = read_folder(out), dict[str, list[dict[str, TaskCounts]]]()
-    for run, folder in finished_runs(out).items():
-        variant = run if run == "base" else study.variant_of(run)[0]
-        runs.setdefault(variant, []).append(counts_of(folder).tasks)
-    every = [by for own in runs.values() for by in own]
-    common = {
-        t: common_problems([by[t] for by in every]) for t in study.evaluate["tasks"] if all(t in by for by in every)
-    }
-    tasks = [task for task, problems in common.items() if problems]
-    if not tasks:
-        raise UserError(f"{out}: no task has a problem that every finished run has whole.")
-    n = min(by[task].n * len(by[task].seeds) for by in every for task in tasks)
-    cut = {(t, v): [by[t].only(common[t]) for by in own] for t in tasks for v, own in runs.items()}
-    grids = {
-        place: np.stack([[pass_at_k(c.totals, c.rights, k) for c in own] for k in (1, n)]) for place, own in cut.items()
-    }
-    return Standings(n, grids)

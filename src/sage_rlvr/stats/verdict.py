@@ -8,11 +8,11 @@ belongs to no method. A study without that control claims nothing, whatever its 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sage_rlvr.stats.against import detectable
+from sage_rlvr.stats.frontier import Frontier, Point, frontiers
 from sage_rlvr.stats.intervals import FEWEST, Interval
-from sage_rlvr.study.against import detectable
-from sage_rlvr.study.frontier import Frontier, Point, frontiers
-from sage_rlvr.study.matched import matched
-from sage_rlvr.study.table import shown
+from sage_rlvr.stats.matched import matched
+from sage_rlvr.stats.table import shown
 
 CONTROL = "low_rate"  # the family, or the one arm, of plain GRPO at a smaller learning rate
 NO_CONTROL = "not claimed: this study has no low-rate control"

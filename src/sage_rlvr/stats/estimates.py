@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sage_rlvr.evaluate.counts import ERROR, LENGTH, RIGHT, TaskCounts
-from sage_rlvr.metrics import pass_at_k
+from sage_rlvr.stats.counts import ERROR, LENGTH, RIGHT, TaskCounts
+from sage_rlvr.stats.pass_at_k import pass_at_k, vote
 
 DRAWS = 200  # random subsets behind majority@k for 1 < k < all: at most 0.035/√problems of noise in the mean
 
@@ -33,7 +33,7 @@ def majority_table(task: TaskCounts, ks: Sequence[int], draws: int = DRAWS) -> n
     """(problems, K): chance that the commonest of k answers is right; None where answers were not kept. Answers are equal when
     their text is.
 
-    As metrics.majority_at_k: ties count the share of tied answers that are right, and no answer never wins. k = 1 and
+    As majority_at_k: ties count the share of tied answers that are right, and no answer never wins. k = 1 and
     k = all are exact.
     """
     if task.answer is None:
@@ -51,20 +51,8 @@ def majority_table(task: TaskCounts, ks: Sequence[int], draws: int = DRAWS) -> n
             if k == 1:
                 out[p, j] = is_right[codes].mean()
             else:
-                out[p, j] = _vote(
-                    codes[np.arange(k)[None] if k == size else orders[size][:, :k]], labels != 0, is_right
-                )
+                out[p, j] = vote(codes[np.arange(k)[None] if k == size else orders[size][:, :k]], labels != 0, is_right)
     return out
-
-
-def _vote(codes: np.ndarray, counts: np.ndarray, is_right: np.ndarray) -> float:
-    """codes: (draws, k) answer numbers; counts: (labels,) False for "no answer"."""
-    draws, labels = len(codes), len(counts)
-    flat = (codes + labels * np.arange(draws)[:, None]).reshape(-1)
-    votes = np.bincount(flat, minlength=draws * labels).reshape(draws, labels) * counts
-    top = votes.max(1, keepdims=True)
-    winners = (votes == top) & (top > 0)
-    return float(((winners & is_right).sum(1) / np.maximum(winners.sum(1), 1)).mean())
 
 
 def distinct_table(task: TaskCounts, column: str) -> np.ndarray | None:

@@ -10,7 +10,7 @@ from sage_rlvr.analysis.dynamics import Dynamics, smoothed
 from sage_rlvr.analysis.grid import Grid
 from sage_rlvr.analysis.patterns import TaskPatterns
 from sage_rlvr.analysis.support import TaskSupport
-from sage_rlvr.figure_style import INK, Figure, legend, line, log_scale, panels, save, whole_steps
+from sage_rlvr.show.style import INK, Figure, legend, line, log_scale, panels, save, whole_steps
 
 HATCH = ("", "//", "..", "xx", "\\\\", "++", "oo", "--")
 

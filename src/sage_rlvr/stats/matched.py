@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sage_rlvr.stats.frontier import Point, by_stratum, ends, height_at, in_order, setting
 from sage_rlvr.stats.intervals import FEWEST, Interval, crossed, linearised
-from sage_rlvr.study.frontier import Point, by_stratum, ends, height_at, in_order, setting
 
 ASTRAY = 1.2816  # standard errors from the frontier's end: nearer, and more than a tenth of studies would put the point outside
 

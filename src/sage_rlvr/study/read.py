@@ -1,0 +1,192 @@
+"""What a study's folder says: its runs' counts and logs, as the statistics want them.
+
+Beside pass@k: who keeps and who finds problems against the base, and how each variant got there.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.files import read_lines
+from sage_rlvr.show.figures_study import Curves
+from sage_rlvr.stats.against import Standings
+from sage_rlvr.stats.counts import RIGHT, TaskCounts, counts_of
+from sage_rlvr.stats.distance import Run
+from sage_rlvr.stats.frontier import Planes, Point, stack
+from sage_rlvr.stats.pass_at_k import pass_at_k, support_metrics
+from sage_rlvr.stats.table import Row, common_problems, variant_row
+from sage_rlvr.study.plan import Study, read_folder
+from sage_rlvr.study.run import finished_runs
+
+RATIOS = ("SRR", "NDR", "SDS", "NSCR")
+KL, LAST = "kl_ref", 0.2  # the log's own KL to the plain reference, over the last fifth of training
+Tasks = dict[str, TaskCounts]  # by the task's name
+T = TypeVar("T")
+
+
+def _finished(out: str | Path) -> tuple[Study, dict[str, Tasks]]:
+    """The study, and run → its counts, of the finished runs."""
+    return read_folder(out), {run: counts_of(folder).tasks for run, folder in finished_runs(out).items()}
+
+
+def _on(task: str, runs: dict[str, Tasks]) -> dict[str, TaskCounts]:
+    """Of the runs that have it."""
+    return {run: tasks[task] for run, tasks in runs.items() if task in tasks}
+
+
+def _by_variant(study: Study, runs: dict[str, T]) -> dict[str, list[T]]:
+    """variant → what each of its seeds has; the base is a variant of its own."""
+    out: dict[str, list[T]] = {}
+    for run, own in runs.items():
+        out.setdefault(study.variant_of(run)[0], []).append(own)
+    return out
+
+
+def support_rows(out: str | Path, task: str) -> list[dict[str, Any]]:
+    """A row a variant: P, E, S, O and their ratios at the full budget, means over seeds with their spread; no base, no rows."""
+    study, runs = _finished(out)
+    counts = _on(task, runs)
+    if "base" not in counts:
+        return []
+    keep = common_problems(list(counts.values()))
+    solved = {run: c.only(keep).rights > 0 for run, c in counts.items()}
+    base = solved.pop("base")
+    groups = _by_variant(study, {run: vars(support_metrics(base, own)) for run, own in solved.items()})
+    budget = counts["base"].n * len(counts["base"].seeds)
+    return [{"task": task, "variant": v, "budget": budget, "seeds": len(g)} | _means(g) for v, g in groups.items()]
+
+
+def _means(seeds: list[dict[str, float]]) -> dict[str, Any]:
+    """Means over the seeds in which a ratio is defined; the spread over them for the ratios."""
+    found: dict[str, Any] = {}
+    for name in seeds[0]:
+        values = np.array([s[name] for s in seeds], dtype=float)
+        values = values[~np.isnan(values)]
+        found[name] = float(values.mean()) if len(values) else None
+        if name in RATIOS:
+            found[f"{name}_std"] = float(values.std(ddof=1)) if len(values) > 1 else None
+    return found
+
+
+def training_curves(out: str | Path) -> Curves:
+    """Every number in the logs of the finished runs."""
+    study, curves = read_folder(out), defaultdict[str, dict[str, dict[int, list[float]]]](dict)
+    for run in finished_runs(out):
+        log = Path(out, run, "train", "log.jsonl")
+        if run == "base" or not log.is_file():
+            continue
+        for entry in read_lines(log):
+            for name, value in entry.items():
+                if isinstance(value, int | float) and name not in ("step", "epoch"):
+                    at = curves[study.variant_of(run)[0]].setdefault(name, {})
+                    at.setdefault(entry["step"], []).append(value)
+    return {
+        variant: {name: [[step, float(np.mean(v))] for step, v in sorted(at.items())] for name, at in named.items()}
+        for variant, named in curves.items()
+    }
+
+
+def study_rows(out: str | Path) -> list[Row]:
+    """Rows for every finished run, the base first; a variant whose seeds are not all there is shown with those that are."""
+    study, finished = _finished(out)
+    rows = []
+    for task in study.evaluate["tasks"]:
+        counts = _on(task, finished)
+        common = common_problems(list(counts.values()))
+        cut = _by_variant(study, {run: c.only(common) for run, c in counts.items()})
+        base = cut.get("base", [None])[0]
+        rows += [variant_row(task, variant, runs, base) for variant, runs in cut.items()]
+    return rows
+
+
+def read_standings(out: str | Path) -> Standings:
+    """Of every variant with a finished run, the base among them."""
+    study, finished = _finished(out)
+    runs, every = _by_variant(study, finished), list(finished.values())
+    common = {
+        t: common_problems([by[t] for by in every]) for t in study.evaluate["tasks"] if all(t in by for by in every)
+    }
+    tasks = [task for task, problems in common.items() if problems]
+    if not tasks:
+        raise UserError(f"{out}: no task has a problem that every finished run has whole.")
+    n = min(by[task].n * len(by[task].seeds) for by in every for task in tasks)
+    cut = {(t, v): [by[t].only(common[t]) for by in own] for t in tasks for v, own in runs.items()}
+    grids = {
+        place: np.stack([[pass_at_k(c.totals, c.rights, k) for c in own] for k in (1, n)]) for place, own in cut.items()
+    }
+    return Standings(n, grids)
+
+
+def read_planes(out: str | Path, task: str) -> Planes:
+    study, finished = _finished(out)
+    counts = _on(task, finished)
+    base = counts.pop("base", None)
+    if not counts:
+        raise UserError(f"{out}: no finished run has samples of {task}; the study evaluates {study.evaluate['tasks']}.")
+    keep = common_problems([*counts.values()])
+    runs: dict[str, dict[str, list[TaskCounts]]] = {}
+    for variant, own in _by_variant(study, {run: c.only(keep) for run, c in counts.items()}).items():
+        runs.setdefault(study.family_of(variant), {})[variant] = own
+    first = next(iter(counts.values()))
+    n = first.n * len(first.seeds)
+    base = base.only(keep) if base is not None and set(keep) <= set(base.problems) else None
+    primary = study.evaluate.get("primary", {})
+    strata = _strata(base, primary["strata"]) if "strata" in primary else ()
+    k = primary.get("k", n)
+    if base is None:
+        return Planes(keep, n, None, runs, k)
+    # the first seed sorted the problems
+    rest = replace(base, state=base.state[:, 1:], seeds=base.seeds[1:]) if strata else base
+    start = Point("base", stack([rest], 1), stack([rest], k), strata).mean if (rest.totals >= k).all() else None
+    return Planes(keep, n, base.rights, runs, k, strata, start)
+
+
+def _strata(base: TaskCounts | None, edges: Sequence[int]) -> tuple[np.ndarray, ...]:
+    """Problems by the base's right answers of its first seed: up to the first edge, up to the second, and so on."""
+    if base is None or len(base.seeds) < 2:
+        raise UserError(
+            "the strata need the base's samples of every problem, from two evaluation seeds or more (evaluate: {seeds: 2}): "
+            "the first sorts the problems."
+        )
+    rights = (base.state[:, 0] == RIGHT).sum(1)
+    of = np.searchsorted(edges, rights)  # 0: up to the first edge
+    found = tuple(np.flatnonzero(of == i) for i in range(len(edges)))
+    if few := [str(edge) for edge, own in zip(edges, found) if own.size < 2]:
+        raise UserError(
+            f"strata: fewer than two problems up to {', '.join(few)} right; name other edges, or more problems."
+        )
+    return found
+
+
+def read_families(out: str | Path, task: str, k: int | None = None) -> dict[str, list[Point]]:
+    """family → its points; every variant by itself where the study sweeps nothing. ``k``: of pass@k (default: n)."""
+    return read_planes(out, task).families(k)
+
+
+def read_runs(out: str | Path, task: str) -> list[Run]:
+    """The finished runs that logged their KL and have samples of ``task``."""
+    study, finished = _finished(out)
+    counts = _on(task, finished)
+    kls = {run: kl for run in counts if (kl := _last_kl(Path(out, run, "train", "log.jsonl"))) is not None}
+    keep = common_problems([counts[run] for run in kls])
+    runs = []
+    for run, kl in kls.items():
+        cut, variant = counts[run].only(keep), study.variant_of(run)[0]
+        estimator = study.settings_of(run).get("anchor_estimator", "k3")  # SAGEConfig's own default
+        n = cut.n * len(cut.seeds)
+        ks = [k for k in (1, 16, 64) if k < n] + [n]
+        passes = {k: pass_at_k(cut.totals, cut.rights, k) for k in ks}
+        runs.append(Run(study.family_of(variant), variant, estimator, kl, passes))
+    return runs
+
+
+def _last_kl(log: Path) -> float | None:
+    if not log.is_file():
+        return None
+    logged = [entry[KL] for entry in read_lines(log) if KL in entry]
+    return float(np.mean(logged[-max(1, round(LAST * len(logged))) :])) if logged else None
