@@ -164,7 +164,7 @@ def make_run(study: Study, name: str, folder: Path, quick: bool) -> dict[str, An
     recipe = folder / "recipe.json"  # which is YAML too
     recipe.write_text(json.dumps(settings))
     began = time.monotonic()
-    model = str(import_module("sage_rlvr.train.run").train(["--config", str(recipe)]))
+    model = str(import_module("sage_rlvr.launch.run").train(["--config", str(recipe)]))
     states = [json.loads(path.read_text())["log_history"] for path in (folder / "train").rglob("trainer_state.json")]
     rewards = [round(step["reward"], 3) for step in max(states, key=len) if "reward" in step]
     return {"train_s": round(time.monotonic() - began), "rewards": rewards, **measured(study, model, folder)}

@@ -176,7 +176,12 @@ def run(name: str, model: str, bf16: bool, sharded: bool) -> dict:
     command = [sys.executable, str(here), *words]
     if sharded:
         call = f"sys.exit(launch(sys.argv[1:], {config(bf16)!r}, 1, module={here.stem!r}))"
-        command = [sys.executable, "-c", f"import sys; from sage_rlvr.train.launch import launch; {call}", *words]
+        command = [
+            sys.executable,
+            "-c",
+            f"import sys; from sage_rlvr.launch.multi_process import launch; {call}",
+            *words,
+        ]
     path = os.pathsep.join(filter(None, [str(here.parent), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -186,7 +191,7 @@ def run(name: str, model: str, bf16: bool, sharded: bool) -> dict:
 
 def config(bf16: bool) -> str:
     """The packaged fsdp2.yaml; in float32 a copy that differs in mixed_precision alone."""
-    from sage_rlvr.train.launch import packaged
+    from sage_rlvr.launch.multi_process import packaged
 
     if bf16:
         return "fsdp2"

@@ -43,7 +43,7 @@ def one_case(case: str, model: str) -> dict:
 
     from sage_rlvr.doctor.memory import CUDA_CONTEXT
     from sage_rlvr.doctor.plan import make_plan
-    from sage_rlvr.train.run import train
+    from sage_rlvr.launch.run import train
 
     argv = flags(case, model, tempfile.mkdtemp())
     began = time.perf_counter()

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.launch.reach import Tallies, tallies, write_tallies
 from sage_rlvr.provenance import made_with
 from sage_rlvr.study.plan import Study, load_study
-from sage_rlvr.train.reach import Tallies, tallies, write_tallies
 
 
 def command(study: Study, args: argparse.Namespace, job: int) -> list[str]:

@@ -8,9 +8,9 @@ import tarfile
 
 import numpy as np
 
+from sage_rlvr.launch.reach import tallies
 from sage_rlvr.study.plan import load_study
 from sage_rlvr.study.records import RUNS as RUNS_FILE
-from sage_rlvr.train.reach import tallies
 
 from .told import PAGE, ROOT, needs_records, short
 

@@ -225,7 +225,7 @@ TRAINER = [
         ),
     ),
     *within(
-        "train/checkpoint.py",
+        "checkpoints/checkpoint.py",
         RESUME,
         (
             "the oldest checkpoint is taken",
@@ -347,7 +347,7 @@ TOKENS = [
 ]
 
 CHANCE = within(
-    "train/random_reward.py",
+    "launch/random_reward.py",
     "tests/train/test_random_reward.py",
     (
         "equal completions of a group are paid alike, and can be learned",

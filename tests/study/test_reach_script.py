@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from sage_rlvr.launch import run
 from sage_rlvr.store import SampleStore
 from sage_rlvr.tasks import load_task
-from sage_rlvr.train import run
 
 from ..models.tiny import LTR_BASE
 from .small import SMALL

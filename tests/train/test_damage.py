@@ -10,9 +10,9 @@ from transformers.trainer_utils import set_seed
 from trl import SFTConfig
 
 from sage_rlvr import UserError
-from sage_rlvr.train import manifest
-from sage_rlvr.train.checkpoint import last_complete, refuse_damaged, take_last_complete
-from sage_rlvr.train.sft import SFTRun, StageTrainer, run_sft
+from sage_rlvr.checkpoints import manifest
+from sage_rlvr.checkpoints.checkpoint import last_complete, refuse_damaged, take_last_complete
+from sage_rlvr.launch.sft import SFTRun, StageTrainer, run_sft
 
 from . import tiny
 
@@ -47,7 +47,7 @@ class Seen:
     """StageTrainer, remembering the last one made."""
 
     def __init__(self, monkeypatch):
-        monkeypatch.setattr("sage_rlvr.train.sft.StageTrainer", self)
+        monkeypatch.setattr("sage_rlvr.launch.sft.StageTrainer", self)
         self.trainer = None
 
     def __call__(self, *args, **kwargs):
@@ -236,7 +236,7 @@ def test_older_checkpoints_are_deleted_only_when_the_new_one_is_whole(folder, tm
     there = []
     real = manifest.finish
     monkeypatch.setattr(
-        "sage_rlvr.train.checkpoint.finish",
+        "sage_rlvr.checkpoints.checkpoint.finish",
         lambda checkpoint: (there.append(sorted(p.name for p in tmp_path.glob("checkpoint-*"))), real(checkpoint)),
     )
     trainer = tiny.build(folder, tmp_path, **(SAVING | {"save_total_limit": 1, "max_steps": 3}))

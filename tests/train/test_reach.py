@@ -8,11 +8,11 @@ import pytest
 from sage_rlvr import cli
 from sage_rlvr.analysis.scoring import Prompts
 from sage_rlvr.errors import UserError
+from sage_rlvr.launch import reach, run
+from sage_rlvr.launch.reach import tallies, within_reach, write_tallies
 from sage_rlvr.models import load_tokenizer
 from sage_rlvr.store import Sample, SampleStore
 from sage_rlvr.tasks import load_task, rows
-from sage_rlvr.train import reach, run
-from sage_rlvr.train.reach import tallies, within_reach, write_tallies
 
 from ..models.tiny import LTR_BASE
 

@@ -27,10 +27,10 @@ from typing import Any
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.files import read_json
+from sage_rlvr.launch.recipes import layers, list_recipes, load_recipe, merged
 from sage_rlvr.models import write_whole
 from sage_rlvr.names import field_keys, near
 from sage_rlvr.train import gone
-from sage_rlvr.train.recipes import layers, list_recipes, load_recipe, merged
 
 RECORD = "study.json"
 

@@ -11,8 +11,8 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from sage_rlvr.anchor import Guide
-from sage_rlvr.train import interrupt, launch, rollouts
-from sage_rlvr.train.checkpoint import (
+from sage_rlvr.checkpoints import interrupt, writer
+from sage_rlvr.checkpoints.checkpoint import (
     ResumableSampler,
     WholeCheckpoints,
     load_state,
@@ -20,6 +20,7 @@ from sage_rlvr.train.checkpoint import (
     save_state,
     take_last_complete,
 )
+from sage_rlvr.train import rollouts
 from sage_rlvr.train.credit import Credit
 from sage_rlvr.train.rehearsal import Rehearsal
 from sage_rlvr.train.reset import AnchorReset
@@ -95,7 +96,7 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """TRL's train. ``resume_from_checkpoint=True`` takes the newest checkpoint that is whole, or starts if there is none."""
-        with launch.only_writer(self.args.output_dir):
+        with writer.only_writer(self.args.output_dir):
             return self._train_alone(self._checkpoint_to_take(resume_from_checkpoint), *args, **kwargs)
 
     def _checkpoint_to_take(self, asked: str | bool | None) -> str | None:
@@ -107,7 +108,7 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
         taken = (
             take_last_complete(self.args.output_dir) if self.accelerator.is_main_process and asked is True else asked
         )
-        return launch.same_everywhere(taken)
+        return writer.same_everywhere(taken)
 
     def _train_alone(self, checkpoint: str | None, *args: Any, **kwargs: Any) -> Any:
         if checkpoint and not (self.is_deepspeed_enabled or self.is_fsdp_enabled):

@@ -7,8 +7,8 @@ from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any
 
+from sage_rlvr.launch.recipes import recipe_lines
 from sage_rlvr.names import FIELDS
-from sage_rlvr.train.recipes import recipe_lines
 
 # the shared names and those fields of TRL that most runs set; a test holds the defaults against TRL's
 SHARED = {
@@ -52,7 +52,7 @@ def train_help(width: int | None = None) -> str:
         "num_processes": ("how many (default: as the config says, else one per GPU)", None),
     }
     method = declared("sage_rlvr.train.config", "SAGEConfig")
-    run = declared("sage_rlvr.train.run", "RunArguments")
+    run = declared("sage_rlvr.launch.run", "RunArguments")
     about = (
         "Train with GRPO, or with SAGE's anchor. Flags override the recipe. Run the same command again to continue after an "
         "interruption."

@@ -9,8 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sage_rlvr.checkpoints import writer
 from sage_rlvr.errors import UserError
 from sage_rlvr.extensions import load_function
+from sage_rlvr.launch.random_reward import RandomReward
+from sage_rlvr.launch.reach import within_reach
 from sage_rlvr.tasks import (
     Problem,
     decontaminate,
@@ -24,9 +27,6 @@ from sage_rlvr.tasks import (
 from sage_rlvr.tasks.registry import TASKS
 from sage_rlvr.tasks.rewards import OwnReward, check_weights
 from sage_rlvr.tasks.scorers import reader, task_reward
-from sage_rlvr.train import launch
-from sage_rlvr.train.random_reward import RandomReward
-from sage_rlvr.train.reach import within_reach
 
 DEFAULT = "dapo-math-17k"  # the task where neither --task nor --dataset is given
 DATA_FLAGS = (*own.FLAGS, "split")  # which say something of --dataset alone
@@ -113,7 +113,7 @@ def held_out(run: Any, args: Any, trained: list[Problem]) -> Iterator[tuple[str,
     else:
         judge = task_reward(name, run.prompt_format, extract=own.extract_of(run))
         with make_scorer(name) as scorer:
-            found = launch.same_everywhere(keep_verifiable(found, scorer)[0])
+            found = writer.same_everywhere(keep_verifiable(found, scorer)[0])
     if args.process_index == 0:
         print(_told_held_out(run, name, found, trained))
     yield name, found, judge
@@ -173,7 +173,7 @@ def problems(run: Any, found: list[Problem] | None = None) -> list[Problem]:
     if not (run.dataset and run.reward):  # else there is no gold
         with make_scorer(run.task) as scorer:
             found = keep_verifiable(found, scorer)[0]
-    found = launch.same_everywhere(found)
+    found = writer.same_everywhere(found)
     if not found:
         where = "the answers" if run.dataset else "data_dir"
         raise UserError(f"no problem of task {run.task!r} is left to train on: check rows, {where} and decontaminate.")

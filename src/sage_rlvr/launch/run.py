@@ -13,20 +13,22 @@ from datasets import Dataset
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from trl import ModelConfig, TrlParser, get_quantization_config
 
+from sage_rlvr.checkpoints import interrupt, writer
+from sage_rlvr.checkpoints.checkpoint import set_aside
 from sage_rlvr.errors import UserError
 from sage_rlvr.files import read_json
+from sage_rlvr.launch import adapters, data, multi_process, sft
+from sage_rlvr.launch.data import candidates, problems
+from sage_rlvr.launch.random_reward import check_chance
+from sage_rlvr.launch.recipes import load_recipe
 from sage_rlvr.models import check_vocabulary, is_adapter, load_model, load_tokenizer, write_whole
 from sage_rlvr.names import OLD, closest, field_flags, near
 from sage_rlvr.provenance import made_with
 from sage_rlvr.tasks import chat_template, get_format, rows
 from sage_rlvr.tasks.prompts import continued
-from sage_rlvr.train import adapters, data, gone, interrupt, launch, sft, values
+from sage_rlvr.train import gone, values
 from sage_rlvr.train.callbacks import HeldOutPassAtK
-from sage_rlvr.train.checkpoint import set_aside
 from sage_rlvr.train.config import SAGEConfig
-from sage_rlvr.train.data import candidates, problems
-from sage_rlvr.train.random_reward import check_chance
-from sage_rlvr.train.recipes import load_recipe
 from sage_rlvr.train.trainer import SAGETrainer
 
 RECORD = "run.json"
@@ -232,12 +234,12 @@ def train(argv: list[str], go_on: str | None = None) -> Path:
     """The whole run; answers the folder of the trained weights. ``go_on``: what a user who interrupts it is told to do (their
     own command again)."""
     go_on = go_on or interrupt.go_on("train", argv)
-    argv, config, processes = launch.take_flags(argv)
+    argv, config, processes = multi_process.take_flags(argv)
     if config is not None:
         with patch_environment(**{interrupt.GO_ON: go_on}):
-            raise SystemExit(launch.launch(["train", *argv], config, processes))
+            raise SystemExit(multi_process.launch(["train", *argv], config, processes))
     run, args, model_args = parse(argv)
-    launch.check_joined(args.world_size, args.device)
+    multi_process.check_joined(args.world_size, args.device)
     check_installed(args, model_args)
     start = _sft_stage(run, args, model_args, go_on) or model_args.model_name_or_path
     if not start:
@@ -249,7 +251,7 @@ def train(argv: list[str], go_on: str | None = None) -> Path:
     settings = settings_of(run, args, model_args)
     if read_record(folder, settings) and run.resume:  # also where it cannot be written
         return _told_finished(folder)
-    with launch.only_writer(folder):
+    with writer.only_writer(folder):
         if read_record(folder, settings) and run.resume:  # by the run that had the lock until now
             return _told_finished(folder)
         _train(run, args, model_args, str(start), settings, go_on)

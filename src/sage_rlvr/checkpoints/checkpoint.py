@@ -12,8 +12,8 @@ from transformers import Trainer
 from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.utils import RepeatSampler
 
+from sage_rlvr.checkpoints.manifest import CUT_SHORT, begin, fault, finish
 from sage_rlvr.errors import UserError
-from sage_rlvr.train.manifest import CUT_SHORT, begin, fault, finish
 
 VERSION = 1
 

@@ -23,14 +23,14 @@ from transformers import TrainerCallback
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import SFTConfig, SFTTrainer
 
+from sage_rlvr.checkpoints import interrupt, writer
+from sage_rlvr.checkpoints.checkpoint import WholeCheckpoints, take_last_complete
 from sage_rlvr.errors import UserError
 from sage_rlvr.files import read_json
 from sage_rlvr.models import check_vocabulary, is_adapter, load_model, load_tokenizer, merge_adapter, write_whole
 from sage_rlvr.models.folders import put_in_place
 from sage_rlvr.names import FIELDS
 from sage_rlvr.tasks import chat_template, decontaminate, evaluation_problems, load_task, sft_rows
-from sage_rlvr.train import interrupt, launch
-from sage_rlvr.train.checkpoint import WholeCheckpoints, take_last_complete
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RECORD = "sft.json"  # the stage's settings and, once it is finished, where its weights lie
@@ -129,7 +129,7 @@ def run_sft(
     rows = None if dataset is None else list(dataset)
     if _finished(folder, run, _settings(run, sft_config, rows)):  # also where it cannot be written
         return result
-    with launch.only_writer(folder):
+    with writer.only_writer(folder):
         _make(run, sft_config, rows, callbacks, go_on)
     return result
 
@@ -219,7 +219,7 @@ def _train(
     )
     newest = take_last_complete(config.output_dir, ours=False) if config.process_index == 0 else None
     with interrupt.saved_on_signal(trainer, go_on):
-        trainer.train(resume_from_checkpoint=launch.same_everywhere(newest))
+        trainer.train(resume_from_checkpoint=writer.same_everywhere(newest))
     partial = out.with_name(f".{out.name}.partial")
     if config.process_index == 0:
         shutil.rmtree(partial, ignore_errors=True)

@@ -18,10 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from accelerate.utils import patch_environment
 
-from sage_rlvr import lock
 from sage_rlvr.errors import UserError
 from sage_rlvr.names import near
 
@@ -29,9 +27,6 @@ ASKED = "SAGE_RLVR_PROCESSES"  # in the environment of a process that was starte
 GRACE_S = 600  # after SIGTERM or Ctrl-C a rank finishes its step and writes a checkpoint; torchrun alone would kill it after 30 s
 FLAGS = ("--accelerate_config", "--num_processes")
 SHARDED = ("FSDP", "DEEPSPEED")
-LOCK = (
-    "_writer.lock"  # the underscore keeps it, and this machine's name, off the Hub: transformers uploads no such file
-)
 
 
 def take_flags(argv: list[str]) -> tuple[list[str], str | None, int | None]:
@@ -225,31 +220,3 @@ def check_joined(world_size: int, device: torch.device) -> None:
         )
     if int(os.environ.get("RANK", "0")) > 0:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (for the life of the process)
-
-
-def same_everywhere(value: Any) -> Any:
-    """Rank 0's: what a clock can decide (a judge that ran out of time) must not differ between ranks."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
-
-
-@contextmanager
-def only_writer(folder: str | Path) -> Iterator[None]:
-    """No other training writes there meanwhile. All processes of this one are one owner: rank 0 holds the lock, and if it is
-    refused all are told."""
-    path, taken, refused = Path(folder, LOCK), False, None
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0:
-        try:
-            taken = lock.acquire(path, again=True)
-        except UserError as e:
-            refused = str(e)
-    if refused := same_everywhere(refused):
-        raise UserError(refused)
-    try:
-        yield
-    finally:
-        if taken:
-            lock.release(path)

@@ -14,7 +14,6 @@ import torch
 from transformers import Trainer, TrainerCallback
 
 from sage_rlvr.extensions import MODULES
-from sage_rlvr.train.callbacks import TrainingProgress
 
 GO_ON = "SAGE_RLVR_GO_ON"  # in the environment of a process that another started: how its user goes on
 IN_PYTHON = "run the script again with trainer.train(resume_from_checkpoint=True)"
@@ -51,8 +50,8 @@ def saved_on_signal(trainer: Trainer, how: str) -> Iterator[None]:
     finally:
         callback.restore()
         trainer.remove_callback(callback)
-        for line in (c for c in trainer.callback_handler.callbacks if isinstance(c, TrainingProgress)):
-            line.close()  # else the terminal stays without a cursor
+        for progress in (c for c in trainer.callback_handler.callbacks if hasattr(c, "close")):
+            progress.close()  # else the terminal stays without a cursor
     state = trainer.state
     if callback.received and state.global_step < state.max_steps:
         if trainer.accelerator.is_main_process:
