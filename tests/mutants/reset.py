@@ -93,12 +93,6 @@ MUTANTS = [
             "pass",
             ALONE,
         ),
-        (
-            "of an earlier release's checkpoint the frozen copy alone is loaded",
-            'self.model.load_adapter(checkpoint, "default", is_trainable=True)',
-            "pass",
-            "test_a_given_adapter_goes_on_from_a_checkpoint_of_an_earlier_release",
-        ),
     ),
     *within(
         "train/config.py",

@@ -91,22 +91,6 @@ CREDIT = [
             "test_coverage_pays_for_solutions_and_not_for_spelling",
         ),
     ),
-    *within(
-        "train/gone.py",
-        "tests/study/test_gone.py",
-        (
-            "an old share over Beta's advantage loses it",
-            'if core == "group":',
-            "if True:",
-            "test_what_old_settings_are_today",
-        ),
-        (
-            "both shares at once are taken for one",
-            "if len(shares) == 2:",
-            "if False:",
-            "test_what_old_settings_are_today",
-        ),
-    ),
 ]
 
 TRAINER = [

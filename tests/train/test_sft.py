@@ -254,9 +254,9 @@ def test_a_killed_stage_goes_on_from_its_last_complete_checkpoint(tmp_path, base
     half = tmp_path / "killed" / "checkpoint-6"  # a save cut short: weights there, the state not
     half.mkdir()
     (half / "adapter_model.safetensors").write_bytes(b"half")
-    assert last_complete(tmp_path / "killed", ours=False).endswith("checkpoint-4")
+    assert last_complete(tmp_path / "killed").endswith("checkpoint-4")
     (half / "trainer_state.json").write_text('{"global_step": 6, ')
-    assert last_complete(tmp_path / "killed", ours=False).endswith("checkpoint-4")
+    assert last_complete(tmp_path / "killed").endswith("checkpoint-4")
 
     class Watch(TrainerCallback):
         steps: ClassVar[list[int]] = []

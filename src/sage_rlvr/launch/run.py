@@ -26,7 +26,7 @@ from sage_rlvr.names import OLD, closest, field_flags, near
 from sage_rlvr.provenance import made_with
 from sage_rlvr.tasks import chat_template, get_format, rows
 from sage_rlvr.tasks.prompts import continued
-from sage_rlvr.train import gone, values
+from sage_rlvr.train import values
 from sage_rlvr.train.callbacks import HeldOutPassAtK
 from sage_rlvr.train.config import SAGEConfig
 from sage_rlvr.train.trainer import SAGETrainer
@@ -183,7 +183,6 @@ def parse(argv: list[str], read: bool = True) -> tuple[RunArguments, SAGEConfig,
     recipe = dict(settings)
     settings.setdefault("output_dir", UNNAMED)
     parser = make_parser()
-    gone.refuse(settings, f"recipe {name}: ")
     unknown = parser.set_defaults_with_config(**settings)
     if unknown:
         raise UserError(f"recipe {name}: {_unknown(unknown[0].removeprefix('--'))}")
@@ -194,8 +193,7 @@ def parse(argv: list[str], read: bool = True) -> tuple[RunArguments, SAGEConfig,
     except (ValueError, ImportError) as e:  # what TRL and transformers refuse is a value that somebody wrote
         raise UserError(" ".join(str(e).split())) from e
     if strangers:
-        flag, _, value = strangers[0].removeprefix("--").partition("=")
-        raise UserError(gone.instead(flag, value or next(iter(strangers[1:]), None)) or _unknown(flag))
+        raise UserError(_unknown(strangers[0].removeprefix("--").partition("=")[0]))
     run, args, model_args = parsed
     values.check(model_args)
     if read:
@@ -381,7 +379,7 @@ def read_record(folder: Path, settings: dict[str, Any]) -> bool:
             raise UserError(f"{folder} holds something else ({others[0]}, and no {RECORD}): use another output_dir.")
         return False
     record = read_json(path, settings=dict, finished=bool)
-    made = gone.translated(record["settings"])
+    made = record["settings"]
     same_rows = made.get("dataset_digest", "") == settings.get("dataset_digest")
     for name in sorted(made.keys() & settings.keys()):
         if made[name] != settings[name] and not (same_rows and name in ("dataset", "task")):

@@ -179,7 +179,7 @@ class StageTrainer(WholeCheckpoints, SFTTrainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None and self._beside(checkpoint).is_file():  # an earlier release wrote none
+        if checkpoint is not None:
             state = json.loads(self._beside(checkpoint).read_text(encoding="utf-8"))
             self._total_train_tokens = state["tokens"]
             for name, values in state["metrics"].items():
@@ -217,7 +217,7 @@ def _train(
         peft_config=_lora(run),
         callbacks=list(callbacks),
     )
-    newest = take_last_complete(config.output_dir, ours=False) if config.process_index == 0 else None
+    newest = take_last_complete(config.output_dir) if config.process_index == 0 else None
     with interrupt.saved_on_signal(trainer, go_on):
         trainer.train(resume_from_checkpoint=writer.same_everywhere(newest))
     partial = out.with_name(f".{out.name}.partial")

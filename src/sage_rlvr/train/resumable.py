@@ -61,12 +61,11 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
         state = load_state(checkpoint, self.accelerator.process_index, self.accelerator.num_processes)
         super()._load_optimizer_and_scheduler(checkpoint)
         if self.rehearsal is not None:
-            self.rehearsal.refuse_others(state.get("kept"), checkpoint)
+            self.rehearsal.refuse_others(state["kept"], checkpoint)
         if self.guide is not None and state["guide"] is not None:
             self.guide.load_state_dict(state["guide"])
-        if "advantage" in state:  # not in those of earlier releases
-            self.credit.advantage.load_state_dict(state["advantage"])
-        self._anchor_reset.load(checkpoint, state.get("anchor_reset"))
+        self.credit.advantage.load_state_dict(state["advantage"])
+        self._anchor_reset.load(checkpoint, state["anchor_reset"])
         device = self.accelerator.device
         on_device = lambda x: x.to(device) if isinstance(x, Tensor) else x  # noqa: E731
         self._step = state["step"]
@@ -89,11 +88,6 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
             if aside is not None:
                 adapters["ref"] = aside
 
-    def _load_from_checkpoint(self, checkpoint: str, model: Any = None) -> None:
-        super()._load_from_checkpoint(checkpoint, model)
-        if is_peft_model(self.model) and not self.is_fsdp_enabled and Path(checkpoint, "ref").is_dir():
-            self.model.load_adapter(checkpoint, "default", is_trainable=True)  # of an earlier release: see _save
-
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """TRL's train. ``resume_from_checkpoint=True`` takes the newest checkpoint that is whole, or starts if there is none."""
         with writer.only_writer(self.args.output_dir):
@@ -105,17 +99,16 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
             return None
         if self.accelerator.is_main_process and asked is not True:
             refuse_damaged(asked)
-        taken = (
-            take_last_complete(self.args.output_dir) if self.accelerator.is_main_process and asked is True else asked
-        )
-        return writer.same_everywhere(taken)
+        if self.accelerator.is_main_process and asked is True:
+            asked = take_last_complete(self.args.output_dir)
+        return writer.same_everywhere(asked)
 
     def _train_alone(self, checkpoint: str | None, *args: Any, **kwargs: Any) -> Any:
         if checkpoint and not (self.is_deepspeed_enabled or self.is_fsdp_enabled):
             state = TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE_NAME)))
             if (
                 state.global_step >= self.args.max_steps > 0
-            ):  # all that is left is to save: one step more would be taken
+            ):  # only saving is left: transformers would take one step more
                 self._load_from_checkpoint(checkpoint)
                 self.state = state
                 return TrainOutput(state.global_step, 0.0, {})
