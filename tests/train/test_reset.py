@@ -109,7 +109,7 @@ def test_the_reference_is_the_policy_of_the_latest_reset(way, folder, adapter, t
     assert min(value for value in kl if value) > 1e-6
     assert logged(trainer, METRIC) == [0, 1, 1, 2, 2]
     trainer.create_model_card()
-    assert "every 2 steps the policy of that step (anchor_reset)" in (tmp_path / "README.md").read_text()
+    assert "becomes the policy every 2 steps" in (tmp_path / "README.md").read_text()
 
 
 @pytest.mark.parametrize("way", ["full", "lora"])
@@ -135,7 +135,7 @@ def test_without_it_trl_makes_the_reference(folder, adapter, tmp_path):
     assert not logged(trainer, METRIC)
     assert logged(trainer, "kl_ref")[1] > 0
     assert all(torch.equal(ref, policies[0]) for ref, policies in trainer.batches)
-    assert "anchor_reset" not in (trainer.create_model_card() or (tmp_path / "README.md").read_text())
+    assert "becomes the policy" not in (trainer.create_model_card() or (tmp_path / "README.md").read_text())
 
 
 def test_the_policy_is_itself_again_where_the_reference_pass_fails(folder, adapter, tmp_path):
