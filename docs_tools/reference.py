@@ -78,7 +78,7 @@ def own_parser(verb: str) -> tuple[argparse.ArgumentParser, set[str] | None]:
 
 def command_line() -> list[str]:
     from sage_rlvr.cli import VERBS
-    from sage_rlvr.launch import multi_process
+    from sage_rlvr.launch.recipes import shelf
 
     lines: list[str] = []
     for name, verb in VERBS.items():
@@ -92,7 +92,7 @@ def command_line() -> list[str]:
         if name == "train":
             rows += [
                 ("`--config`", "A recipe, by name or file; flags override it.", ""),
-                ("`--accelerate_config`", f"Several processes: {', '.join(multi_process.names())}, or a file.", ""),
+                ("`--accelerate_config`", f"Several processes: {', '.join(shelf('launchers'))}, or a file.", ""),
                 ("`--num_processes`", "How many processes.", ""),
             ]
         if rows:

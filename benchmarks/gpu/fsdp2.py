@@ -191,13 +191,13 @@ def run(name: str, model: str, bf16: bool, sharded: bool) -> dict:
 
 def config(bf16: bool) -> str:
     """The packaged fsdp2.yaml; in float32 a copy that differs in mixed_precision alone."""
-    from sage_rlvr.launch.multi_process import packaged
+    from sage_rlvr.launch.recipes import shelf
 
     if bf16:
         return "fsdp2"
     copy = Path(tempfile.mkdtemp()) / "fsdp2_float32.yaml"
-    with packaged("fsdp2") as file:
-        copy.write_text(file.read_text().replace("mixed_precision: bf16", "mixed_precision: 'no'"))
+    text = shelf("launchers")["fsdp2"].read_text()
+    copy.write_text(text.replace("mixed_precision: bf16", "mixed_precision: 'no'"))
     return str(copy)
 
 

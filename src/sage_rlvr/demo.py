@@ -20,7 +20,7 @@ from sage_rlvr.study import page
 from sage_rlvr.study.against import read_standings
 from sage_rlvr.study.plan import read_folder
 from sage_rlvr.study.run import finished_runs
-from sage_rlvr.study.table import Row, as_json, as_markdown, shown, study_rows
+from sage_rlvr.study.table import Row, as_json, shown, study_rows
 
 TRACED = {"limit": 12, "per_problem": 4}  # problems and completions whose tokens the page can shade
 WIDTH = 80  # of the tables
@@ -44,9 +44,7 @@ def run_demo(
     found = differences(out, free)
     said = sentence(found, free, n)
     figure = draw_plane(out / "plane", rows, n, said)
-    write_whole(out / "table.md", as_markdown(rows))
     table = as_json(rows)
-    write_whole(out / "table.json", json.dumps(table, indent=1) + "\n")
     record = {"made": made_with(), "table": table, "differences": [asdict(d) for d in found], "sentence": said}
     write_whole(out / "demo.json", json.dumps(record, indent=1) + "\n")
     show_tables(console, rows, found, n)

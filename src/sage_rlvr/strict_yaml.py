@@ -1,7 +1,6 @@
 """YAML, strict where PyYAML is lax."""
 
 import re
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ def parse_yaml(text: str) -> Any:
     return yaml.load(text, _Loader)
 
 
-def read_yaml(file: Path | Traversable) -> dict[str, Any]:
+def read_yaml(file: Path) -> dict[str, Any]:
     try:
         content = parse_yaml(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:

@@ -82,14 +82,13 @@ def _names(args: dict[str, Any]) -> None:
 
 def _train(argv: list[str]) -> None:
     from sage_rlvr.launch import multi_process, run
+    from sage_rlvr.launch.recipes import shelf
     from sage_rlvr.tasks import get_format, get_task
 
     if {"--help", "-h", "--help_all"} & set(argv):
         return
     argv, config, _ = multi_process.take_flags(argv)
-    assert config is None or config in multi_process.names() or _theirs(config), (
-        f"there is no accelerate config {config}"
-    )
+    assert config is None or config in shelf("launchers") or _theirs(config), f"there is no accelerate config {config}"
     argv = _without_theirs(argv, "--config", "--guide", "--task", "--reward")
     given, _, _ = run.parse(argv, read=False)
     for name in [given.task, *(given.held_out or [])]:

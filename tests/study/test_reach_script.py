@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sage_rlvr.launch import run
+from sage_rlvr.launch import data, run
 from sage_rlvr.store import SampleStore
 from sage_rlvr.tasks import load_task
 
@@ -56,7 +56,7 @@ def test_the_counts_of_all_evaluations(reach, tmp_path):
     asked = run.RunArguments(
         task="countdown-ltr", rows=10, within_reach=str(tmp_path / "new" / "reach.json"), decontaminate=False
     )
-    assert {p.id for p in run.problems(asked)} == {p for p, n in right.items() if n < 6}
+    assert {p.id for p in data.problems(asked, data.candidates(asked))} == {p for p, n in right.items() if n < 6}
     assert set(drawn) == {p.id for p in load_task("countdown-ltr", limit=10, split="train")}
 
 

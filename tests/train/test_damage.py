@@ -28,7 +28,7 @@ KINDS = ("full", "lora", "sft")
 EXPECTED = {
     "full": {"model.safetensors", "sage_state_0.pt"},
     "lora": {"adapter_model.safetensors", "sage_state_0.pt"},
-    "sft": {"adapter_model.safetensors", "sft_state_0.json"},
+    "sft": {"adapter_model.safetensors", "sage_state_0.pt"},
 }
 
 
@@ -130,7 +130,7 @@ def test_any_damage_to_any_file_is_seen_and_named(whole, tmp_path, capsys):
 SPOILT = {
     "full": [("model.safetensors", "halved"), ("optimizer.pt", "emptied"), ("sage_state_0.pt", "halved")],
     "lora": [("adapter_model.safetensors", "flipped"), ("scheduler.pt", "deleted"), ("rng_state.pth", "halved")],
-    "sft": [("adapter_model.safetensors", "halved"), ("optimizer.pt", "deleted"), ("sft_state_0.json", "emptied")],
+    "sft": [("adapter_model.safetensors", "halved"), ("optimizer.pt", "deleted"), ("sage_state_0.pt", "emptied")],
 }
 
 

@@ -19,6 +19,7 @@ from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu
 from sage_rlvr import SAGEConfig, SAGETrainer, UserError, cli
 from sage_rlvr.checkpoints.checkpoint import last_complete, load_state
 from sage_rlvr.launch import multi_process
+from sage_rlvr.launch.recipes import shelf
 from sage_rlvr.names import shown_flags
 from tests.paths import python_path
 
@@ -41,12 +42,12 @@ def gpus(monkeypatch):
     [
         (["--accelerate_config", "fsdp3"], 8, "no accelerate config 'fsdp3', neither as a file nor with the package: "
          "perhaps you mean fsdp2"),
-        (["--accelerate_config"], 8, "--accelerate_config names nothing: write --accelerate_config fsdp2."),
-        (["--accelerate_config", "--beta", "1"], 8, "--accelerate_config names nothing"),
+        (["--accelerate_config"], 8, "--accelerate_config has no value: write --accelerate_config VALUE."),
+        (["--accelerate_config", "--beta", "1"], 8, "--accelerate_config has no value"),
         (["--num_processes", "2"], 8, "--num_processes needs --accelerate_config: choose one of cpu, ddp,"),
-        (["--accelerate_config", "ddp", "--num_processes=two"], 8, "--num_processes two is not a number of processes"),
+        (["--accelerate_config", "ddp", "--num_processes=two"], 8, "num_processes='two' is not a whole number."),
         (["--accelerate_config", "fsdp2"], 0, "--accelerate_config fsdp2 is for GPUs and there is none here: take cpu"),
-        (["--accelerate_config", "ddp", "--num_processes", "8"], 2, "8 processes were asked for and there are 2 GPUs"),
+        (["--accelerate_config", "ddp", "--num_processes", "8"], 2, "ddp has 8 processes and there are 2 GPUs"),
         (["--accelerate_config", "zero3"], 8, "--accelerate_config zero3 needs DeepSpeed: pip install deepspeed, or take fsdp2"),
         (["--accelerate_config", "odd.yaml"], 8, "odd.yaml is not a config of Accelerate"),
         (["--accelerate_config", "none.yaml", "--num_processes", "2"], 8, "says distributed_type: NO and 2 processes"),
@@ -92,11 +93,9 @@ def test_a_process_that_is_alone_or_unsharded_by_accident_refuses(monkeypatch):
 
 
 def accelerates(name, count=4):
-    with multi_process.packaged(name) as file:
-        args = multi_process.accelerate_arguments(
-            file, multi_process._read(file), count, ["sage_rlvr.cli", "train", "--beta", "1"]
-        )
-        args, _, _ = _validate_launch_command(args)
+    file, command = shelf("launchers")[name], ["sage_rlvr.cli", "train", "--beta", "1"]
+    args = multi_process.accelerate_arguments(file, multi_process._read(file), count, command)
+    args, _, _ = _validate_launch_command(args)
     assert (args.num_processes, args.module, args.training_script) == (count, True, "sage_rlvr.cli")
     assert args.training_script_args == ["train", "--beta", "1"]
     assert args.shutdown_timeout == multi_process.GRACE_S

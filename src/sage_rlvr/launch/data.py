@@ -165,9 +165,8 @@ def _neighbours(name: str) -> list[str]:
     return [] if task.generate else [t.name for t in TASKS.values() if t.scorer == task.scorer]
 
 
-def problems(run: Any, found: list[Problem] | None = None) -> list[Problem]:
+def problems(run: Any, found: list[Problem]) -> list[Problem]:
     """The training problems: the candidates that are within reach, where that is asked for, with a gold that can be judged."""
-    found = candidates(run) if found is None else found
     if run.within_reach and found:
         found = within_reach(found, run.within_reach)
     if not (run.dataset and run.reward):  # else there is no gold
@@ -192,10 +191,6 @@ def told(run: Any, rows: int, text: bool, has_template: bool) -> str:
 # ---- the record --------------------------------------------------------------------------------------------------
 
 
-def digests(run: Any) -> dict[str, Any]:
-    return own.digests(run, run.task)
-
-
 def changed(folder: Path, name: str, was: Any, now: Any) -> bool:
     """Whether a setting of this file is one; other data are refused, other code is said: a reward that failed may be fixed."""
     if name == "dataset_digest":
@@ -210,7 +205,7 @@ def card(run: Any, rows: int) -> str:
     """A section of the model card."""
     if not (run.dataset or run.reward):
         return ""
-    found = digests(run)
+    found = own.digests(run, run.task)
     paid = [f"`{name}` (sha256 {digest})" for name, digest in found.get("reward_digest", {}).items()]
     data = f"`{run.task}`, {rows:,} rows" + (f" (sha256 {found['dataset_digest']})" if run.dataset else "")
     reward = ", ".join(paid) or "its answer column, judged by Math-Verify"

@@ -3,11 +3,10 @@
 import ast
 import shutil
 import textwrap
-from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any
 
-from sage_rlvr.launch.recipes import recipe_lines
+from sage_rlvr.launch.recipes import recipe_lines, shelf
 from sage_rlvr.names import FIELDS
 
 # the shared names and those fields of TRL that most runs set; a test holds the defaults against TRL's
@@ -44,11 +43,8 @@ DERIVED = {"use_bias_correction_kl"}  # nobody sets it
 def train_help(width: int | None = None) -> str:
     """Usage, examples, our settings with their defaults, TRL's that most runs set, and the recipes."""
     width = width or min(shutil.get_terminal_size().columns, 120)
-    launchers = sorted(
-        f.name[:-5] for f in files("sage_rlvr").joinpath("launchers").iterdir() if f.name.endswith(".yaml")
-    )
     several = {
-        "accelerate_config": (f"several processes: {', '.join(launchers)}, or a file", None),
+        "accelerate_config": (f"several processes: {', '.join(shelf('launchers'))}, or a file", None),
         "num_processes": ("how many (default: as the config says, else one per GPU)", None),
     }
     method = declared("sage_rlvr.train.config", "SAGEConfig")
@@ -87,7 +83,7 @@ def _listed(title: str, settings: dict[str, tuple[str, Any]], width: int) -> str
 
 
 def declared(module: str, name: str) -> dict[str, tuple[str, Any]]:
-    """field → (help, default) of a dataclass, from its source, where each has field(default=…, metadata={"help": …})."""
+    """field → (help, default) of a dataclass, from its source: HfArg(default=…, help=…), or field with the help as metadata."""
     spec = find_spec(module)
     assert spec is not None
     assert spec.loader is not None
@@ -97,7 +93,7 @@ def declared(module: str, name: str) -> dict[str, tuple[str, Any]]:
     for node in body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Call):
             given = {word.arg: word.value for word in node.value.keywords}
-            said = ast.literal_eval(given["metadata"])["help"]
+            said = ast.literal_eval(given["help"]) if "help" in given else ast.literal_eval(given["metadata"])["help"]
             default = ast.literal_eval(given["default"]) if "default" in given else None
             if node.target.id not in DERIVED:
                 found[node.target.id] = (said, default)

@@ -7,8 +7,6 @@ sft: null                     # removed
 
 import textwrap
 from collections.abc import Callable
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.names import field_keys, near
 from sage_rlvr.strict_yaml import read_yaml
 
-Place = Path | Traversable  # of a file; the latter inside a zip
 # what the second line of a packaged recipe says, "# kind: prompts", → how a list calls it. Those in the middle are the kinds of
 # advantages (sage_rlvr.advantage)
 KINDS = {
@@ -41,13 +38,12 @@ def load_recipe(path_or_name: str | Path) -> dict[str, Any]:
 
 def list_recipes() -> dict[str, str]:
     """The packaged recipes: name → what its first comment line says."""
-    found = {f.name.removesuffix(".yaml"): f for f in _shelf().iterdir() if f.name.endswith(".yaml")}
-    return {name: _description(found[name]) for name in sorted(found)}
+    return {name: _comment(file, 0) for name, file in shelf("recipes").items()}
 
 
 def recipes_by_kind() -> dict[str, list[str]]:
     """kind → names of the packaged recipes, in the order of KINDS."""
-    kinds = {name: _kind(_packaged(name)) for name in list_recipes()}
+    kinds = {name: _comment(file, 1).removeprefix("kind: ") for name, file in shelf("recipes").items()}
     return {kind: [name for name in kinds if kinds[name] == kind] for kind in KINDS}
 
 
@@ -79,16 +75,14 @@ def merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def layers(
-    file: Place, find: Callable[[Any, str], Place], kind: str, example: str
-) -> list[tuple[Place, dict[str, Any]]]:
+def layers(file: Path, find: Callable[[Path, str], Path], kind: str, example: str) -> list[tuple[Path, dict[str, Any]]]:
     """A YAML file and those it extends by way of ``find``, lowest first: each with what it says itself."""
-    found: list[tuple[Place, dict[str, Any]]] = []
+    found: list[tuple[Path, dict[str, Any]]] = []
     while True:
-        names = [str(f) for f, _ in found]
-        if str(file) in names:
-            loop = " → ".join(Path(name).name for name in [*names[names.index(str(file)) :], str(file)])
-            raise UserError(f"{kind} {Path(names[0]).name} extends itself ({loop}): take one extends: out.")
+        files = [f for f, _ in found]
+        if file in files:
+            loop = " → ".join(f.name for f in [*files[files.index(file) :], file])
+            raise UserError(f"{kind} {files[0].name} extends itself ({loop}): take one extends: out.")
         own = read_yaml(file)
         found.append((file, own))
         if "extends" not in own:
@@ -99,7 +93,7 @@ def layers(
         file = find(file, named)
 
 
-def _load(file: Path | Traversable) -> dict[str, Any]:
+def _load(file: Path) -> dict[str, Any]:
     whole: dict[str, Any] = {}
     for at, own in layers(file, lambda f, named: _beside(f, named) or _packaged(named), "recipe", "branch.yaml"):
         own = field_keys(own, str(at))
@@ -111,34 +105,26 @@ def _load(file: Path | Traversable) -> dict[str, Any]:
     return whole
 
 
-def _beside(file: Path | Traversable, named: str) -> Path | None:
+def _beside(file: Path, named: str) -> Path | None:
     """The file of that name in the same folder; the packaged ones go by name, so that they are the same from anywhere."""
-    if not isinstance(file, Path):  # inside a zip
-        return None
     path = (file.parent / named).resolve()
-    return path if path.is_file() and path.parent != Path(str(_shelf())).resolve() else None
+    return path if path.is_file() and path not in shelf("recipes").values() else None
 
 
-def _shelf() -> Traversable:
-    return files("sage_rlvr").joinpath("recipes")
+def shelf(folder: str) -> dict[str, Path]:
+    """name → file, of a folder of YAML files that comes with the package."""
+    return {file.stem: file for file in sorted(Path(__file__).resolve().parents[1].joinpath(folder).glob("*.yaml"))}
 
 
-def _packaged(name: str) -> Traversable:
-    plain = name.removeprefix("recipes/").removesuffix(".yaml")
-    file = _shelf().joinpath(f"{plain}.yaml")
-    if "/" in plain or not file.is_file():
+def _packaged(name: str) -> Path:
+    plain, known = name.removeprefix("recipes/").removesuffix(".yaml"), shelf("recipes")
+    if plain not in known:
         raise UserError(
-            f"there is no recipe {name!r}, neither as a file nor with the package: {near(Path(plain).name, list_recipes())} "
+            f"there is no recipe {name!r}, neither as a file nor with the package: {near(Path(plain).name, known)} "
             "('sage-rlvr recipes' lists them)."
         )
-    return file
+    return known[plain]
 
 
-def _description(file: Traversable) -> str:
-    first = file.read_text(encoding="utf-8").partition("\n")[0]
-    return first.removeprefix("#").strip() if first.startswith("#") else ""
-
-
-def _kind(file: Traversable) -> str:
-    second = file.read_text(encoding="utf-8").splitlines()[1]
-    return second.removeprefix("# kind:").strip()
+def _comment(file: Path, line: int) -> str:
+    return file.read_text(encoding="utf-8").splitlines()[line].removeprefix("#").strip()
