@@ -38,13 +38,13 @@ from peft import LoraConfig
 from rich.console import Console
 from trl import SFTConfig
 
-from sage_rlvr.checkpoints import writer
-from sage_rlvr.checkpoints.manifest import fault
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.run import evaluate
 from sage_rlvr.launch.sft import SFTRun, run_sft
 from sage_rlvr.processes import alive
 from sage_rlvr.provenance import made_with
+from sage_rlvr.runs import writer
+from sage_rlvr.runs.manifest import fault
 from sage_rlvr.store.samples import SampleStore
 from sage_rlvr.study import job, warm
 from sage_rlvr.study import run as study_run

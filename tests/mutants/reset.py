@@ -84,7 +84,7 @@ MUTANTS = [
         ),
     ),
     *within(
-        "train/resumable.py",
+        "runs/resumable.py",
         RESET,
         ("TRL's frozen copy is saved", 'aside = adapters.pop("ref", None)', "aside = None", ALONE),
         (

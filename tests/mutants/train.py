@@ -187,7 +187,7 @@ TRAINER = [
         ),
     ),
     *within(
-        "train/resumable.py",
+        "runs/resumable.py",
         WINDOW,
         (
             "what was logged of an open window is dropped on resume",
@@ -209,7 +209,7 @@ TRAINER = [
         ),
     ),
     *within(
-        "checkpoints/checkpoint.py",
+        "runs/checkpoint.py",
         RESUME,
         (
             "the oldest checkpoint is taken",

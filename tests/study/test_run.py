@@ -15,9 +15,9 @@ import psutil
 import pytest
 import yaml
 
-from sage_rlvr.checkpoints.checkpoint import last_complete
 from sage_rlvr.models import write_whole
 from sage_rlvr.processes import identity
+from sage_rlvr.runs.checkpoint import last_complete
 from sage_rlvr.study import run as study_run
 from sage_rlvr.study.job import START
 from sage_rlvr.study.plan import load_study

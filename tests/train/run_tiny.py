@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from sage_rlvr import cli
-from sage_rlvr.checkpoints import checkpoint
 from sage_rlvr.launch import run, sft
+from sage_rlvr.runs import checkpoint
 from sage_rlvr.train import SAGEConfig, SAGETrainer, callbacks
 
 from . import keeping, tiny

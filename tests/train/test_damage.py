@@ -10,9 +10,9 @@ from transformers.trainer_utils import set_seed
 from trl import SFTConfig
 
 from sage_rlvr import UserError
-from sage_rlvr.checkpoints import manifest
-from sage_rlvr.checkpoints.checkpoint import last_complete, refuse_damaged, take_last_complete
 from sage_rlvr.launch.sft import SFTRun, StageTrainer, run_sft
+from sage_rlvr.runs import manifest
+from sage_rlvr.runs.checkpoint import last_complete, refuse_damaged, take_last_complete
 
 from . import tiny
 
@@ -210,7 +210,7 @@ def test_older_checkpoints_are_deleted_only_when_the_new_one_is_whole(folder, tm
     there = []
     real = manifest.finish
     monkeypatch.setattr(
-        "sage_rlvr.checkpoints.checkpoint.finish",
+        "sage_rlvr.runs.checkpoint.finish",
         lambda checkpoint: (there.append(sorted(p.name for p in tmp_path.glob("checkpoint-*"))), real(checkpoint)),
     )
     trainer = tiny.build(folder, tmp_path, **(SAVING | {"save_total_limit": 1, "max_steps": 3}))

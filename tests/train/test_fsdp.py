@@ -9,8 +9,8 @@ import torch
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
 
-from sage_rlvr.checkpoints import manifest
 from sage_rlvr.launch.recipes import shelf
+from sage_rlvr.runs import manifest
 
 from . import keeping, tiny
 from .test_distributed import ROW_METRICS, STEPS, TOKEN_METRICS, flat, launch, near, one_reset, same_metrics

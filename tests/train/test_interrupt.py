@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sage_rlvr.checkpoints import interrupt
-from sage_rlvr.checkpoints.checkpoint import last_complete
+from sage_rlvr.runs import interrupt
+from sage_rlvr.runs.checkpoint import last_complete
 
 from .. import forked
 from . import run_tiny, tiny

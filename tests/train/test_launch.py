@@ -17,10 +17,10 @@ from accelerate.commands.launch import _validate_launch_command
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 
 from sage_rlvr import SAGEConfig, SAGETrainer, UserError, cli
-from sage_rlvr.checkpoints.checkpoint import last_complete, load_state
 from sage_rlvr.launch import multi_process
 from sage_rlvr.launch.recipes import shelf
 from sage_rlvr.names import shown_flags
+from sage_rlvr.runs.checkpoint import last_complete, load_state
 from tests.paths import python_path
 
 from . import tiny

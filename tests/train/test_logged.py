@@ -13,7 +13,8 @@ import torch
 from accelerate import Accelerator
 from peft import LoraConfig
 
-from sage_rlvr.train import SAGEConfig, SAGETrainer, callbacks, describe, measure
+from sage_rlvr.runs import describe
+from sage_rlvr.train import SAGEConfig, SAGETrainer, callbacks, measure
 from sage_rlvr.train.callbacks import HeldOutPassAtK, PaidToRamble
 
 from . import tiny

@@ -11,8 +11,8 @@ from trl.trainer import grpo_trainer
 from trl.trainer.utils import use_adapter
 
 from sage_rlvr import UserError
-from sage_rlvr.checkpoints import manifest
-from sage_rlvr.checkpoints.checkpoint import last_complete, load_state
+from sage_rlvr.runs import manifest
+from sage_rlvr.runs.checkpoint import last_complete, load_state
 from sage_rlvr.train import SAGEConfig, SAGETrainer
 from sage_rlvr.train.reset import METRIC, reference_file
 

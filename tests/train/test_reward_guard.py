@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sage_rlvr.checkpoints.checkpoint import last_complete
 from sage_rlvr.errors import UserError
+from sage_rlvr.runs.checkpoint import last_complete
 from sage_rlvr.tasks import expressions, task_reward
 from sage_rlvr.train import SAGEConfig, reward_guard
 

@@ -8,9 +8,9 @@ import torch
 import yaml
 
 from sage_rlvr import UserError, cli
-from sage_rlvr.checkpoints.checkpoint import last_complete
 from sage_rlvr.launch import data, run
 from sage_rlvr.models import load_model
+from sage_rlvr.runs.checkpoint import last_complete
 
 from .. import forked
 from . import tiny

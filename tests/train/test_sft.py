@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, SFTConfig
 
-from sage_rlvr.checkpoints.checkpoint import last_complete
 from sage_rlvr.errors import UserError
 from sage_rlvr.launch.sft import RECORD, SFTRun, from_recipe, run_sft, tokenised
 from sage_rlvr.models import load_model, load_tokenizer
+from sage_rlvr.runs.checkpoint import last_complete
 from sage_rlvr.tasks import PAPER_CHAT_TEMPLATE, Problem, sft_rows
 from tests import forked
 from tests.models import tiny

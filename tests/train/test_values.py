@@ -4,9 +4,8 @@ import typing
 
 import pytest
 
-from sage_rlvr import SAGEConfig, UserError, cli
+from sage_rlvr import SAGEConfig, UserError, cli, values
 from sage_rlvr.launch import run
-from sage_rlvr.train import values
 
 from . import tiny
 

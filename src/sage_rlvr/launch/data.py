@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sage_rlvr.checkpoints import writer
 from sage_rlvr.errors import UserError
 from sage_rlvr.extensions import load_function
 from sage_rlvr.launch.random_reward import RandomReward
 from sage_rlvr.launch.reach import within_reach
+from sage_rlvr.runs import writer
 from sage_rlvr.tasks import (
     Problem,
     decontaminate,

@@ -83,7 +83,7 @@ def _listed(title: str, settings: dict[str, tuple[str, Any]], width: int) -> str
 
 
 def declared(module: str, name: str) -> dict[str, tuple[str, Any]]:
-    """field → (help, default) of a dataclass, from its source: HfArg(default=…, help=…), or field with the help as metadata."""
+    """field → (help, default) of a dataclass, from its source: (default, help) of the call that makes it, or the help as metadata."""
     spec = find_spec(module)
     assert spec is not None
     assert spec.loader is not None
@@ -92,7 +92,9 @@ def declared(module: str, name: str) -> dict[str, tuple[str, Any]]:
     found = {}
     for node in body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Call):
-            given = {word.arg: word.value for word in node.value.keywords}
+            given = dict(zip(("default", "help"), node.value.args)) | {
+                word.arg: word.value for word in node.value.keywords
+            }
             said = ast.literal_eval(given["help"]) if "help" in given else ast.literal_eval(given["metadata"])["help"]
             default = ast.literal_eval(given["default"]) if "default" in given else None
             if node.target.id not in DERIVED:

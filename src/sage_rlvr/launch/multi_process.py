@@ -20,10 +20,10 @@ from typing import Any, NoReturn
 import torch
 from accelerate.utils import patch_environment
 
+from sage_rlvr import values
 from sage_rlvr.errors import UserError
 from sage_rlvr.launch.recipes import shelf
 from sage_rlvr.names import near
-from sage_rlvr.train import values
 
 ASKED = "SAGE_RLVR_PROCESSES"  # in the environment of a process that was started here: how many there should be
 GRACE_S = 600  # after SIGTERM or Ctrl-C a rank finishes its step and writes a checkpoint; torchrun alone would kill it after 30 s

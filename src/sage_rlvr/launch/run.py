@@ -13,8 +13,7 @@ from transformers.hf_argparser import HfArg
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from trl import ModelConfig, TrlParser, get_quantization_config
 
-from sage_rlvr.checkpoints import interrupt, writer
-from sage_rlvr.checkpoints.checkpoint import set_aside
+from sage_rlvr import values
 from sage_rlvr.errors import UserError
 from sage_rlvr.files import read_json
 from sage_rlvr.launch import adapters, data, multi_process, sft
@@ -23,9 +22,10 @@ from sage_rlvr.launch.recipes import load_recipe
 from sage_rlvr.models import check_vocabulary, is_adapter, load_model, load_tokenizer, write_whole
 from sage_rlvr.names import OLD, closest, field_flags, near
 from sage_rlvr.provenance import made_with
+from sage_rlvr.runs import interrupt, writer
+from sage_rlvr.runs.checkpoint import set_aside
 from sage_rlvr.tasks import chat_template, get_format, own, rows
 from sage_rlvr.tasks.prompts import continued
-from sage_rlvr.train import values
 from sage_rlvr.train.callbacks import HeldOutPassAtK
 from sage_rlvr.train.config import SAGEConfig
 from sage_rlvr.train.trainer import SAGETrainer

@@ -24,14 +24,14 @@ from transformers.hf_argparser import HfArg
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
-from sage_rlvr.checkpoints import interrupt, writer
-from sage_rlvr.checkpoints.checkpoint import WholeCheckpoints, load_state, save_state, take_last_complete
 from sage_rlvr.errors import UserError
 from sage_rlvr.files import read_json
 from sage_rlvr.launch.adapters import lora
 from sage_rlvr.models import check_vocabulary, is_adapter, load_model, load_tokenizer, merge_adapter, write_whole
 from sage_rlvr.models.folders import put_in_place
 from sage_rlvr.names import FIELDS
+from sage_rlvr.runs import interrupt, writer
+from sage_rlvr.runs.checkpoint import WholeCheckpoints, load_state, save_state, take_last_complete
 from sage_rlvr.tasks import chat_template, decontaminate, evaluation_problems, load_task, sft_rows
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

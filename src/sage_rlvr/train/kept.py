@@ -18,10 +18,10 @@ from string import Formatter
 from typing import Any
 
 from sage_rlvr.anchor import DIVERGENCES
-from sage_rlvr.checkpoints import writer
 from sage_rlvr.errors import UserError
 from sage_rlvr.files import read_json
 from sage_rlvr.models.fingerprints import digest, of_files, of_weights
+from sage_rlvr.runs import writer
 from sage_rlvr.store import SampleStore
 from sage_rlvr.tasks import Problem, chat_template, get_format, load_task, render
 

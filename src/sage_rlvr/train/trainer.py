@@ -23,12 +23,12 @@ from trl.trainer.utils import add_fused_lm_head
 from sage_rlvr.anchor import Signals, anchor_penalty, noise, tellable
 from sage_rlvr.errors import UserError
 from sage_rlvr.head import Head, covers, in_place
+from sage_rlvr.runs.describe import Banner, card
 from sage_rlvr.train import hidden, measure, microbatches, packing, rollouts, token_credit
 from sage_rlvr.train.callbacks import LogFile, OnPolicy, PaidToRamble, replace_progress
 from sage_rlvr.train.casts import keep_inputs
 from sage_rlvr.train.config import SAGEConfig
 from sage_rlvr.train.credit import Credit
-from sage_rlvr.train.describe import Banner, card
 from sage_rlvr.train.dropout import active_dropout, disable_dropout
 from sage_rlvr.train.generation import GeneratingTrainer, llm_with_room, own_port
 from sage_rlvr.train.lens import IN_TRL, LossLens, RolloutLens, check_finite

@@ -12,7 +12,7 @@ from transformers import Trainer
 from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.utils import RepeatSampler
 
-from sage_rlvr.checkpoints.manifest import CUT_SHORT, begin, fault, finish
+from sage_rlvr.runs.manifest import CUT_SHORT, begin, fault, finish
 from sage_rlvr.errors import UserError
 
 VERSION = 1

@@ -11,8 +11,8 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from sage_rlvr.anchor import Guide
-from sage_rlvr.checkpoints import interrupt, writer
-from sage_rlvr.checkpoints.checkpoint import (
+from sage_rlvr.runs import interrupt, writer
+from sage_rlvr.runs.checkpoint import (
     ResumableSampler,
     WholeCheckpoints,
     load_state,
@@ -20,19 +20,16 @@ from sage_rlvr.checkpoints.checkpoint import (
     save_state,
     take_last_complete,
 )
-from sage_rlvr.train import rollouts
-from sage_rlvr.train.credit import Credit
-from sage_rlvr.train.rehearsal import Rehearsal
-from sage_rlvr.train.reset import AnchorReset
 
 
 class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
     guide: Guide | None
-    credit: Credit
-    rehearsal: Rehearsal | None
-    _stream: rollouts.PromptStream | None  # of DAPO's new prompts
+    credit: Any  # of train/, whose trainer this is the base of, as the next four
+    rehearsal: Any
+    prompt_stream: Any  # the class of _stream, DAPO's new prompts
+    _stream: Any
+    _anchor_reset: Any
     go_on: str = interrupt.IN_PYTHON  # what a user who interrupts the run is told to do
-    _anchor_reset: AnchorReset
 
     def _get_train_sampler(self, dataset: Any = None) -> ResumableSampler:
         theirs = super()._get_train_sampler(dataset)
@@ -74,7 +71,7 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
         for name, values in state["metrics"].items():
             self._metrics["train"][name].extend(values)
         if state["stream"] is not None:
-            self._stream = rollouts.PromptStream(self.train_dataset, self.args.seed)
+            self._stream = self.prompt_stream(self.train_dataset, self.args.seed)
             self._stream.position = state["stream"]
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:

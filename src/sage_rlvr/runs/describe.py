@@ -10,7 +10,6 @@ from accelerate.utils import is_peft_model
 from torch import nn
 from transformers import TrainerCallback
 
-from sage_rlvr.train.config import SAGEConfig
 
 WIDTH = 80
 GROUP = {"group": "group (r − mean)/std", "batch": "group (r − mean)/std of the batch", "none": "group r − mean"}
@@ -72,7 +71,7 @@ def about(trainer: Any) -> dict[str, str]:
     }
 
 
-def anchor(args: SAGEConfig, guide: Any) -> str:
+def anchor(args: Any, guide: Any) -> str:
     """As in "branch guide (ratio 0.3) on π_ref, k3, β 0.05"."""
     if args.beta == 0:
         return "none (β 0)"
@@ -100,7 +99,7 @@ def reference(trainer: Any) -> str:
     return said
 
 
-def _advantage(args: SAGEConfig) -> str:
+def _advantage(args: Any) -> str:
     """Its parts with their settings; GRPO's own last where none of them makes the advantages."""
     others = [part for part in args.make_advantage().parts if part.name != "group"]
     names = [f"{part.name}{_arguments(part.settings())}" for part in others]
