@@ -83,7 +83,7 @@ def _listed(title: str, settings: dict[str, tuple[str, Any]], width: int) -> str
 
 
 def declared(module: str, name: str) -> dict[str, tuple[str, Any]]:
-    """field → (help, default) of a dataclass, from its source: each field is a call with the two, or with the help as metadata."""
+    """field → (help, default) of a dataclass, from its source: each field is a call with the two, or with metadata."""
     spec = find_spec(module)
     assert spec is not None
     assert spec.loader is not None
