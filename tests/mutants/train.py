@@ -213,8 +213,8 @@ TRAINER = [
         RESUME,
         (
             "the oldest checkpoint is taken",
-            "    return sorted(found, key=lambda p: int(p.name[11:]), reverse=True)",
-            "    return sorted(found, key=lambda p: int(p.name[11:]))",
+            "    return sorted(numbered, key=lambda p: int(p.name[11:]), reverse=True)",
+            "    return sorted(numbered, key=lambda p: int(p.name[11:]))",
             "test_a_checkpoint_cut_short_is_passed_over",
         ),
         (

@@ -76,9 +76,9 @@ def train_help(width: int | None = None) -> str:
 def _listed(title: str, settings: dict[str, tuple[str, Any]], width: int) -> str:
     wrapper = textwrap.TextWrapper(width, initial_indent=" " * 6, subsequent_indent=" " * 6, break_on_hyphens=False)
     lines = [title]
-    for name, (said, default) in settings.items():
-        shown = "" if default in (None, "") or "(default" in said else f" (default: {default})"
-        lines += [f"  --{name}", *wrapper.wrap(said.rstrip(".") + shown)]
+    for name, (text, default) in settings.items():
+        suffix = "" if default in (None, "") or "(default" in text else f" (default: {default})"
+        lines += [f"  --{name}", *wrapper.wrap(text.rstrip(".") + suffix)]
     return "\n".join(lines)
 
 
@@ -89,14 +89,14 @@ def declared(module: str, name: str) -> dict[str, tuple[str, Any]]:
     assert spec.loader is not None
     tree = ast.parse(spec.loader.get_source(module))  # type: ignore[attr-defined]
     body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name).body
-    found = {}
+    listed = {}
     for node in body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Call):
             given = dict(zip(("default", "help"), node.value.args)) | {
                 word.arg: word.value for word in node.value.keywords
             }
-            said = ast.literal_eval(given["help"]) if "help" in given else ast.literal_eval(given["metadata"])["help"]
+            text = ast.literal_eval(given["help"]) if "help" in given else ast.literal_eval(given["metadata"])["help"]
             default = ast.literal_eval(given["default"]) if "default" in given else None
             if node.target.id not in DERIVED:
-                found[node.target.id] = (said, default)
-    return found
+                listed[node.target.id] = (text, default)
+    return listed

@@ -77,16 +77,16 @@ def merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 def layers(file: Path, find: Callable[[Path, str], Path], kind: str, example: str) -> list[tuple[Path, dict[str, Any]]]:
     """A YAML file and those it extends by way of ``find``, lowest first: each with what it says itself."""
-    found: list[tuple[Path, dict[str, Any]]] = []
+    read: list[tuple[Path, dict[str, Any]]] = []
     while True:
-        files = [f for f, _ in found]
+        files = [f for f, _ in read]
         if file in files:
             loop = " → ".join(f.name for f in [*files[files.index(file) :], file])
             raise UserError(f"{kind} {files[0].name} extends itself ({loop}): take one extends: out.")
         own = read_yaml(file)
-        found.append((file, own))
+        read.append((file, own))
         if "extends" not in own:
-            return found[::-1]
+            return read[::-1]
         named = own.pop("extends")
         if not isinstance(named, str):
             raise UserError(f"{file}: extends: {named!r} is not the name of one {kind}; write extends: {example}.")

@@ -257,12 +257,12 @@ def _train(
 def build(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: str) -> SAGETrainer:
     """The trainer of a run, with data, prompts, reward and held-out measurement as the arguments say."""
     trusted = args.trust_remote_code
-    reward, found = data.rewards(run, args), data.candidates(run)
-    trained = data.problems(run, found)
+    reward, candidates = data.rewards(run, args), data.candidates(run)
+    trained = data.problems(run, candidates)
     tokenizer, fmt = load_tokenizer(start, trust_remote_code=trusted), get_format(run.prompt_format)
     text = continued(trained[0], fmt) is not None
     if run.dataset and args.process_index == 0:
-        print(data.told(run, len(trained), text, bool(tokenizer.chat_template)))
+        print(data.data_line(run, len(trained), text, bool(tokenizer.chat_template)))
     held_out = list(data.held_out(run, args, trained))
     if not all(continued(p, fmt) is not None for asked in (trained, *(held for _, held, _ in held_out)) for p in asked):
         tokenizer.chat_template = chat_template(tokenizer, fmt)
@@ -284,7 +284,7 @@ def build(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: s
         reward,
         args,
         train_dataset=Dataset.from_list(rows(trained, run.prompt_format)),
-        keep_dataset=Dataset.from_list(rows(found, run.prompt_format)) if args.keep_from else None,
+        keep_dataset=Dataset.from_list(rows(candidates, run.prompt_format)) if args.keep_from else None,
         processing_class=tokenizer,
         peft_config=None if adapter else adapters.lora(model, model_args),  # an adapter from SFT is trained further
     )

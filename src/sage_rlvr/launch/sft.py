@@ -246,7 +246,7 @@ def tokenised(rows: Iterable[dict[str, Any]], tokenizer: Any, max_length: int | 
     the prompt (``out>``) and the first word may merge into tokens that a generating model never sees.
     """
     limit = None if max_length is None else int(share * max_length)
-    kept, longer, cut = [], 0, 0
+    examples, longer, cut = [], 0, 0
     for i, row in enumerate(rows):
         prompt, completion = _texts(row, i, tokenizer)
         prompt_ids = tokenizer(prompt, add_special_tokens=isinstance(row["prompt"], str))["input_ids"]
@@ -256,17 +256,19 @@ def tokenised(rows: Iterable[dict[str, Any]], tokenizer: Any, max_length: int | 
         ids = tokenizer(completion, add_special_tokens=False)["input_ids"]
         cut += max_length is not None and len(prompt_ids) + len(ids) > max_length
         mask = [0] * len(prompt_ids) + [1] * len(ids)
-        kept.append({"input_ids": prompt_ids + ids, "completion_mask": mask})
-    if not kept:
+        examples.append({"input_ids": prompt_ids + ids, "completion_mask": mask})
+    if not examples:
         why = f"all {longer} prompts are longer than {limit} tokens" if longer else "there are no rows"
         raise UserError(
             f"SFT has nothing to learn from: {why}; raise max_length or max_prompt_share, or give other rows."
         )
     if longer:
-        _log.warning("SFT: %d of %d rows left out, prompt over %d tokens", longer, longer + len(kept), limit)
+        _log.warning("SFT: %d of %d rows left out, prompt over %d tokens", longer, longer + len(examples), limit)
     if cut:
-        _log.warning("SFT: %d of %d completions are cut at max_length=%d, and so never end", cut, len(kept), max_length)
-    return Dataset.from_list(kept)
+        _log.warning(
+            "SFT: %d of %d completions are cut at max_length=%d, and so never end", cut, len(examples), max_length
+        )
+    return Dataset.from_list(examples)
 
 
 def _texts(row: dict[str, Any], i: int, tokenizer: Any) -> tuple[str, str]:

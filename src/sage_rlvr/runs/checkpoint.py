@@ -71,8 +71,8 @@ def take_last_complete(output_dir: str | Path) -> str | None:
             shutil.rmtree(path)
             print(f"{path} {wrong}; {go_on}")
         else:
-            kept = _moved(path, Path(output_dir, "damaged"))
-            print(f"{path} {wrong}; it is kept as {kept}; {go_on}")
+            aside = _moved(path, Path(output_dir, "damaged"))
+            print(f"{path} {wrong}; it is kept as {aside}; {go_on}")
     return str(whole) if whole else None
 
 
@@ -85,8 +85,8 @@ def refuse_damaged(checkpoint: str | Path) -> None:
 
 
 def _newest_first(output_dir: str | Path) -> list[Path]:
-    found = [p for p in Path(output_dir).glob("checkpoint-*") if p.name[11:].isdigit()]
-    return sorted(found, key=lambda p: int(p.name[11:]), reverse=True)
+    numbered = [p for p in Path(output_dir).glob("checkpoint-*") if p.name[11:].isdigit()]
+    return sorted(numbered, key=lambda p: int(p.name[11:]), reverse=True)
 
 
 def _moved(path: Path, to: Path) -> Path:

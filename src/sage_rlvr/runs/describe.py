@@ -87,16 +87,16 @@ def reference(trainer: Any) -> str:
     if args.beta == 0:
         return "none"
     if trainer.ref_model is not None:
-        said = f"a frozen copy of the model, {_size(trainer.ref_model)}"
+        text = f"a frozen copy of the model, {_size(trainer.ref_model)}"
     elif is_peft_model(trainer.model) and "ref" in trainer.model.peft_config:
-        said = "the base with a frozen copy of the adapter it was given"
+        text = "the base with a frozen copy of the adapter it was given"
     else:
-        said = "the base with the adapter off (no extra memory)"
+        text = "the base with the adapter off (no extra memory)"
     if args.anchor_reset:
-        said += f"; becomes the policy every {args.anchor_reset} steps"
+        text += f"; becomes the policy every {args.anchor_reset} steps"
     if args.sync_ref_model:
-        said += f"; moves toward the policy every {args.ref_model_sync_steps} steps"
-    return said
+        text += f"; moves toward the policy every {args.ref_model_sync_steps} steps"
+    return text
 
 
 def _advantage(args: Any) -> str:
@@ -109,8 +109,8 @@ def _advantage(args: Any) -> str:
 
 
 def _arguments(settings: dict[str, Any]) -> str:
-    told = ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
-    return f" ({told})" if told else ""
+    listed = ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
+    return f" ({listed})" if listed else ""
 
 
 def _size(model: nn.Module) -> str:
@@ -146,10 +146,10 @@ def _steps(trainer: Any) -> str:
     per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     prompts = per_step / args.num_generations
     groups = f"{prompts:g} prompt{'s' * (prompts != 1)} × {args.num_generations}"
-    said = (
+    text = (
         f"{trainer.state.max_steps} × {per_step} rollouts ({groups}), at most {args.max_completion_length} tokens each"
     )
     updates = args.steps_per_generation * trainer.num_iterations / args.gradient_accumulation_steps
     if updates != 1:
-        said += f"; {updates:g} steps per rollout batch"
-    return said
+        text += f"; {updates:g} steps per rollout batch"
+    return text

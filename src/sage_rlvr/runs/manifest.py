@@ -50,7 +50,7 @@ def fault(checkpoint: Path) -> str | None:
                 return f"is damaged: {name} is missing"
             if (there := (checkpoint / name).stat().st_size) != size:
                 return f"is damaged: {name} has {there} of {size} bytes"
-        spoilt = [name for name, found in _sums(checkpoint, listed).items() if found != listed[name][1]]
+        spoilt = [name for name, crc in _sums(checkpoint, listed).items() if crc != listed[name][1]]
         return f"is damaged: {spoilt[0]} is not what was written" if spoilt else None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
         return f"is damaged: it cannot be read ({type(e).__name__}: {e})"
@@ -58,7 +58,7 @@ def fault(checkpoint: Path) -> str | None:
 
 def _read(checkpoint: Path) -> dict[str, tuple[int, str]] | None:
     listed = json.loads((checkpoint / NAME).read_text(encoding="utf-8"))["files"]
-    return None if listed is None else {str(name): (int(size), str(found)) for name, (size, found) in listed.items()}
+    return None if listed is None else {str(name): (int(size), str(crc)) for name, (size, crc) in listed.items()}
 
 
 def _put(checkpoint: Path, files: dict[str, list[int | str]] | None) -> None:
@@ -83,10 +83,10 @@ def _sums(checkpoint: Path, names: Iterable[str]) -> dict[str, str]:
         (checkpoint / name, at) for name in names for at in range(0, (checkpoint / name).stat().st_size or 1, CHUNK)
     ]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        found: dict[Path, bytes] = {}
+        sums: dict[Path, bytes] = {}
         for (path, _), crc in zip(places, pool.map(_chunk_sum, places)):
-            found[path] = found.get(path, b"") + crc.to_bytes(4, "big")
-    return {name: f"{zlib.crc32(found[checkpoint / name]):08x}" for name in names}
+            sums[path] = sums.get(path, b"") + crc.to_bytes(4, "big")
+    return {name: f"{zlib.crc32(sums[checkpoint / name]):08x}" for name in names}
 
 
 def _chunk_sum(place: tuple[Path, int]) -> int:

@@ -103,9 +103,7 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
     def _train_alone(self, checkpoint: str | None, *args: Any, **kwargs: Any) -> Any:
         if checkpoint and not (self.is_deepspeed_enabled or self.is_fsdp_enabled):
             state = TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE_NAME)))
-            if (
-                state.global_step >= self.args.max_steps > 0
-            ):  # only saving is left: transformers would take one step more
+            if state.global_step >= self.args.max_steps > 0:  # transformers would run one more step
                 self._load_from_checkpoint(checkpoint)
                 self.state = state
                 return TrainOutput(state.global_step, 0.0, {})

@@ -27,10 +27,10 @@ def same_everywhere(value: Any) -> Any:
 def only_writer(folder: str | Path) -> Iterator[None]:
     """No other training writes there meanwhile. All processes of this one are one owner: rank 0 holds the lock, and if it is
     refused all are told."""
-    path, taken, refused = Path(folder, LOCK), False, None
+    path, acquired, refused = Path(folder, LOCK), False, None
     if not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0:
         try:
-            taken = lock.acquire(path, again=True)
+            acquired = lock.acquire(path, again=True)
         except UserError as e:
             refused = str(e)
     if refused := same_everywhere(refused):
@@ -38,5 +38,5 @@ def only_writer(folder: str | Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if taken:
+        if acquired:
             lock.release(path)
