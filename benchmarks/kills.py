@@ -40,14 +40,15 @@ from trl import SFTConfig
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.run import evaluate
+from sage_rlvr.launch.sft import SFTRun, run_sft
 from sage_rlvr.processes import alive
 from sage_rlvr.provenance import made_with
+from sage_rlvr.runs import writer
+from sage_rlvr.runs.manifest import fault
 from sage_rlvr.store.samples import SampleStore
 from sage_rlvr.study import job, warm
 from sage_rlvr.study import run as study_run
-from sage_rlvr.train import SAGEConfig, SAGETrainer, launch
-from sage_rlvr.train.manifest import fault
-from sage_rlvr.train.sft import SFTRun, run_sft
+from sage_rlvr.train import SAGEConfig, SAGETrainer
 from tests.evaluate import run_eval_tiny
 from tests.study.small import SMALL
 from tests.train import tiny
@@ -287,7 +288,7 @@ def open_store(folder: Path) -> Callable[[], None]:
 
 
 def begin_training(folder: Path) -> Callable[[], None]:
-    holding = launch.only_writer(folder)
+    holding = writer.only_writer(folder)
     holding.__enter__()
     return lambda: holding.__exit__(None, None, None)
 

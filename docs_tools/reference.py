@@ -65,7 +65,7 @@ def own_parser(verb: str) -> tuple[argparse.ArgumentParser, set[str] | None]:
 
     from sage_rlvr.doctor.console import plan_flags
     from sage_rlvr.evaluate.run import EvalArguments
-    from sage_rlvr.train import run
+    from sage_rlvr.launch import run
 
     if verb == "train":
         return run.make_parser(), {f.name for f in fields(run.RunArguments)} | {"model_name_or_path", "output_dir"}
@@ -78,7 +78,7 @@ def own_parser(verb: str) -> tuple[argparse.ArgumentParser, set[str] | None]:
 
 def command_line() -> list[str]:
     from sage_rlvr.cli import VERBS
-    from sage_rlvr.train import launch
+    from sage_rlvr.launch.recipes import shelf
 
     lines: list[str] = []
     for name, verb in VERBS.items():
@@ -92,7 +92,7 @@ def command_line() -> list[str]:
         if name == "train":
             rows += [
                 ("`--config`", "A recipe, by name or file; flags override it.", ""),
-                ("`--accelerate_config`", f"Several processes: {', '.join(launch.names())}, or a file.", ""),
+                ("`--accelerate_config`", f"Several processes: {', '.join(shelf('launchers'))}, or a file.", ""),
                 ("`--num_processes`", "How many processes.", ""),
             ]
         if rows:
@@ -109,8 +109,8 @@ def command_line() -> list[str]:
 
 
 def settings() -> list[str]:
+    from sage_rlvr.launch.run import RunArguments
     from sage_rlvr.train.config import SAGEConfig
-    from sage_rlvr.train.run import RunArguments
 
     def rows(cls: type, names: Iterable[str]) -> list[tuple[str, ...]]:
         known = {f.name: f for f in fields(cls)}

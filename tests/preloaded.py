@@ -7,7 +7,7 @@ NEEDED = (
     "tests.train.run_tiny",
     "tests.train.run_pair",
     "tests.study.forking",
-    "sage_rlvr.train.sft",
+    "sage_rlvr.launch.sft",
     "sage_rlvr.evaluate.run",
     "sage_rlvr.evaluate.transformers_backend",
 )

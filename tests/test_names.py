@@ -57,7 +57,7 @@ def test_a_verb_takes_the_shared_name_and_the_old_one(verb, words, name, value, 
 
 
 def test_train_and_plan_take_both_too(tmp_path):
-    from sage_rlvr.train.run import parse
+    from sage_rlvr.launch.run import parse
 
     shared = ["--model", "m", "--task", "amc23", "--out", "o", "--max_tokens", "64", "--bf16", "false"]
     for argv in (shared, field_flags(shared), shown_flags(field_flags(shared))):
@@ -154,8 +154,8 @@ def test_wrong_use_is_a_sentence(argv, said):
 
 def test_every_slip_of_a_known_name_finds_it():
     """Two neighbouring letters swapped, or one left out, in any name of six letters or more."""
+    from sage_rlvr.launch.recipes import list_recipes
     from sage_rlvr.tasks import TASKS
-    from sage_rlvr.train.recipes import list_recipes
 
     for known in (list(cli.VERBS), list(TASKS), list(list_recipes())):
         for name in (n for n in known if len(n) >= 6):
@@ -224,14 +224,14 @@ def test_trains_help_is_read_from_the_source_as_it_is():
     """The fields and defaults that --help reads without importing are those of the classes."""
     from trl import GRPOConfig, ModelConfig
 
-    from sage_rlvr.train import help as told
+    from sage_rlvr.launch import help as told
+    from sage_rlvr.launch.run import RunArguments
     from sage_rlvr.train.config import SAGEConfig
-    from sage_rlvr.train.run import RunArguments
 
     own = [f for f in dataclasses.fields(SAGEConfig) if f.name in SAGEConfig.__annotations__]
     for module, cls, fields in (
         ("sage_rlvr.train.config", "SAGEConfig", own),
-        ("sage_rlvr.train.run", "RunArguments", dataclasses.fields(RunArguments)),
+        ("sage_rlvr.launch.run", "RunArguments", dataclasses.fields(RunArguments)),
     ):
         found = told.declared(module, cls)
         assert set(found) == {f.name for f in fields} - told.DERIVED

@@ -22,7 +22,7 @@ def python(code, executable=sys.executable, **more):
 
 
 @pytest.mark.parametrize(
-    "room", ["", ".train.recipes", ".study.run", ".study.console", ".evaluate.results", ".report.explore", ".tasks"]
+    "room", ["", ".launch.recipes", ".study.run", ".study.console", ".evaluate.results", ".report.explore", ".tasks"]
 )
 def test_what_only_reads_and_shows_starts_without_the_libraries_that_train(room):
     """They take ten seconds to import: too long for a list of recipes, or to see how a study stands."""

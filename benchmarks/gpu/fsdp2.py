@@ -176,7 +176,12 @@ def run(name: str, model: str, bf16: bool, sharded: bool) -> dict:
     command = [sys.executable, str(here), *words]
     if sharded:
         call = f"sys.exit(launch(sys.argv[1:], {config(bf16)!r}, 1, module={here.stem!r}))"
-        command = [sys.executable, "-c", f"import sys; from sage_rlvr.train.launch import launch; {call}", *words]
+        command = [
+            sys.executable,
+            "-c",
+            f"import sys; from sage_rlvr.launch.multi_process import launch; {call}",
+            *words,
+        ]
     path = os.pathsep.join(filter(None, [str(here.parent), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -186,13 +191,13 @@ def run(name: str, model: str, bf16: bool, sharded: bool) -> dict:
 
 def config(bf16: bool) -> str:
     """The packaged fsdp2.yaml; in float32 a copy that differs in mixed_precision alone."""
-    from sage_rlvr.train.launch import packaged
+    from sage_rlvr.launch.recipes import shelf
 
     if bf16:
         return "fsdp2"
     copy = Path(tempfile.mkdtemp()) / "fsdp2_float32.yaml"
-    with packaged("fsdp2") as file:
-        copy.write_text(file.read_text().replace("mixed_precision: bf16", "mixed_precision: 'no'"))
+    text = shelf("launchers")["fsdp2"].read_text()
+    copy.write_text(text.replace("mixed_precision: bf16", "mixed_precision: 'no'"))
     return str(copy)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from sage_rlvr.train.sft import PROJECTIONS
+from sage_rlvr.launch.sft import PROJECTIONS
 
 GIB = 2**30
 

@@ -35,11 +35,11 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from replay import GIB, QWEN_1_5B, Shape, Watch, random_model
 from trl import GRPOConfig, GRPOTrainer
 
+from sage_rlvr.launch.sft import PROJECTIONS
 from sage_rlvr.models.scratch import SPECIAL, character_tokenizer
 from sage_rlvr.provenance import made_with
 from sage_rlvr.tasks import task_reward
 from sage_rlvr.train import SAGEConfig, SAGETrainer
-from sage_rlvr.train.sft import PROJECTIONS
 
 GROUP, WARM = 8, 2
 

@@ -16,8 +16,8 @@ from sage_rlvr.provenance import made_with
 from sage_rlvr.show.console_analysis import trace_page
 from sage_rlvr.show.style import Figure, line, panels, save
 from sage_rlvr.stats.intervals import Interval
-from sage_rlvr.stats.table import Row, as_json, as_markdown, shown
-from sage_rlvr.study import console as page
+from sage_rlvr.stats.table import Row, as_json, shown
+from sage_rlvr.study import console as study_console
 from sage_rlvr.study.plan import read_folder
 from sage_rlvr.study.read import read_standings, study_rows
 from sage_rlvr.study.run import finished_runs
@@ -30,23 +30,21 @@ def run_demo(
     out: str | Path = "runs/demo", jobs: int | None = None, show: bool = False, source: str | Path = "demo"
 ) -> bool:
     """Runs or goes on with the demo study under ``out``; True if every run is done. The page is made of those that are."""
-    whole = page.run(source, out, jobs, table=False)
-    out, console = Path(out), page.wide_console()
+    whole = study_console.run(source, out, jobs, table=False)
+    out, console = Path(out), study_console.wide_console()
     logging.disable_progress_bar()  # a bar for each of a dozen small models says nothing
     study = read_folder(out)
     for run, evaluation in finished_runs(out).items():
         if run != "base" and study.settings_of(run).get("guide", "none") != "none":
             trace_page(evaluation, [Path(out, run, "train")], console, **TRACED)
-    report = page.make_report(out, show=show)
+    report = study_console.make_report(out, show=show)
     free = next((name for name, settings in study.variants.items() if settings.get("beta") == 0), None)
     rows = study_rows(out)
     n = max(rows[0].pass_at)
     found = differences(out, free)
     said = sentence(found, free, n)
     figure = draw_plane(out / "plane", rows, n, said)
-    write_whole(out / "table.md", as_markdown(rows))
     table = as_json(rows)
-    write_whole(out / "table.json", json.dumps(table, indent=1) + "\n")
     record = {"made": made_with(), "table": table, "differences": [asdict(d) for d in found], "sentence": said}
     write_whole(out / "demo.json", json.dumps(record, indent=1) + "\n")
     show_tables(console, rows, found, n)

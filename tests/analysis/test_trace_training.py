@@ -10,9 +10,9 @@ from trl import ModelConfig
 
 from sage_rlvr.analysis.trace import trace
 from sage_rlvr.errors import UserError
+from sage_rlvr.launch.run import RunArguments, settings_of
 from sage_rlvr.models import load_tokenizer
 from sage_rlvr.train import SAGEConfig, SAGETrainer
-from sage_rlvr.train.run import RunArguments, settings_of
 from tests.analysis.models import FORMAT, make_run, make_samples, prompt_ids
 from tests.models import tiny
 from tests.train.tiny import config

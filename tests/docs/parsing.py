@@ -52,11 +52,11 @@ def _check(argv: list[str]) -> None:
 def _names(args: dict[str, Any]) -> None:
     """Recipes, tasks, studies and paper tables that the arguments name."""
     from sage_rlvr.evaluate.arguments import EvalArguments
+    from sage_rlvr.launch.recipes import load_recipe
     from sage_rlvr.show.paper_figures import FIGURES
     from sage_rlvr.show.paper_tables import TABLES
     from sage_rlvr.study.plan import load_study
     from sage_rlvr.tasks import get_format, get_task
-    from sage_rlvr.train.recipes import load_recipe
 
     verb, what = args["verb"], args.get("what")
     if verb == "tasks":
@@ -81,13 +81,14 @@ def _names(args: dict[str, Any]) -> None:
 
 
 def _train(argv: list[str]) -> None:
+    from sage_rlvr.launch import multi_process, run
+    from sage_rlvr.launch.recipes import shelf
     from sage_rlvr.tasks import get_format, get_task
-    from sage_rlvr.train import launch, run
 
     if {"--help", "-h", "--help_all"} & set(argv):
         return
-    argv, config, _ = launch.take_flags(argv)
-    assert config is None or config in launch.names() or _theirs(config), f"there is no accelerate config {config}"
+    argv, config, _ = multi_process.take_flags(argv)
+    assert config is None or config in shelf("launchers") or _theirs(config), f"there is no accelerate config {config}"
     argv = _without_theirs(argv, "--config", "--guide", "--task", "--reward")
     given, _, _ = run.parse(argv, read=False)
     for name in [given.task, *(given.held_out or [])]:

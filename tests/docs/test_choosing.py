@@ -9,8 +9,9 @@ import yaml
 from sage_rlvr.advantage import make_advantage, names_by_kind
 from sage_rlvr.advantage.advantage import STAGES
 from sage_rlvr.errors import UserError
+from sage_rlvr.launch.recipes import KINDS, list_recipes, load_recipe, recipes_by_kind
+from sage_rlvr.strict_yaml import read_yaml
 from sage_rlvr.train.config import SAGEConfig
-from sage_rlvr.train.recipes import KINDS, list_recipes, load_recipe, read_yaml, recipes_by_kind
 from tests.docs.fences import ROOT, read
 
 CHOOSING, ALL = ROOT / "docs" / "choosing.md", ROOT / "docs" / "reference" / "advantages.md"

@@ -78,7 +78,7 @@ def test_your_data_shows_what_works(place):
     (place / "rewards.py").write_text(blocks(page, "python")[0].text + "\n\nshort = correct\n")
     (place / "data.jsonl").write_text(json.dumps(row) + "\n")
     (place / "mine.yaml").write_text(blocks(page, "yaml")[0].text)
-    from sage_rlvr.train.run import parse
+    from sage_rlvr.launch.run import parse
 
     settings, args, _ = parse(["--config", "mine.yaml", "--use_cpu", "true"])
     assert (settings.reward, args.reward_weights) == (["rewards.py:correct", "rewards.py:short"], [1, 0.2])

@@ -2,7 +2,7 @@
 
 import sys
 
-from sage_rlvr.train.run import train
+from sage_rlvr.launch.run import train
 
 
 def peak_bytes() -> int:

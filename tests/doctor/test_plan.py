@@ -20,9 +20,9 @@ from sage_rlvr.doctor.memory import CUDA_CONTEXT, RESIDENT, head_bytes
 from sage_rlvr.doctor.plan import make_plan
 from sage_rlvr.errors import UserError
 from sage_rlvr.head import functions, tiles
+from sage_rlvr.launch.run import parse
 from sage_rlvr.models import scratch_model
 from sage_rlvr.study.plan import load_study
-from sage_rlvr.train.run import parse
 from tests.paths import python_path
 
 ROOT = Path(__file__).parents[2]
@@ -158,7 +158,7 @@ def test_known_architectures_have_the_published_number_of_parameters(name, publi
 
 
 def test_every_packaged_recipe_names_a_model_that_is_known_offline():
-    from sage_rlvr.train.recipes import list_recipes, load_recipe
+    from sage_rlvr.launch.recipes import list_recipes, load_recipe
 
     names = {load_recipe(name).get("model_name_or_path") for name in list_recipes()} - {None}
     assert names <= set(KNOWN)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sage_rlvr import Signals, cli, make_advantage, make_guide
-from sage_rlvr.train import launch
+from sage_rlvr.launch import multi_process
 from tests.docs.fences import NEEDS, read
 from tests.docs.parsing import check, verb_words
 from tests.paths import ROOT
@@ -88,7 +88,7 @@ def test_the_run_on_a_cpu_runs(tmp_path, monkeypatch, capsys):
     (tmp_path / "src").symlink_to(ROOT / "src")
     (fence,) = [f for page in PAGES for f in read(page.read_text(), page.name) if f.run_by]
     (words,) = fence.commands()
-    argv, config, processes = launch.take_flags(words[2:])
+    argv, config, processes = multi_process.take_flags(words[2:])
     assert (config, int(processes)) == ("cpu", 2)
     assert cli.main(["train", *argv]) == 0
     assert "2/2  reward" in capsys.readouterr().out

@@ -91,22 +91,6 @@ CREDIT = [
             "test_coverage_pays_for_solutions_and_not_for_spelling",
         ),
     ),
-    *within(
-        "train/gone.py",
-        "tests/study/test_gone.py",
-        (
-            "an old share over Beta's advantage loses it",
-            'if core == "group":',
-            "if True:",
-            "test_what_old_settings_are_today",
-        ),
-        (
-            "both shares at once are taken for one",
-            "if len(shares) == 2:",
-            "if False:",
-            "test_what_old_settings_are_today",
-        ),
-    ),
 ]
 
 TRAINER = [
@@ -203,7 +187,7 @@ TRAINER = [
         ),
     ),
     *within(
-        "train/resumable.py",
+        "runs/resumable.py",
         WINDOW,
         (
             "what was logged of an open window is dropped on resume",
@@ -225,12 +209,12 @@ TRAINER = [
         ),
     ),
     *within(
-        "train/checkpoint.py",
+        "runs/checkpoint.py",
         RESUME,
         (
             "the oldest checkpoint is taken",
-            "    return sorted(found, key=lambda p: int(p.name[11:]), reverse=True)",
-            "    return sorted(found, key=lambda p: int(p.name[11:]))",
+            "    return sorted(numbered, key=lambda p: int(p.name[11:]), reverse=True)",
+            "    return sorted(numbered, key=lambda p: int(p.name[11:]))",
             "test_a_checkpoint_cut_short_is_passed_over",
         ),
         (
@@ -347,7 +331,7 @@ TOKENS = [
 ]
 
 CHANCE = within(
-    "train/random_reward.py",
+    "launch/random_reward.py",
     "tests/train/test_random_reward.py",
     (
         "equal completions of a group are paid alike, and can be learned",

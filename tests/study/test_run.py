@@ -17,12 +17,12 @@ import yaml
 
 from sage_rlvr.models import write_whole
 from sage_rlvr.processes import identity
+from sage_rlvr.runs.checkpoint import last_complete
 from sage_rlvr.study import run as study_run
 from sage_rlvr.study.job import START
 from sage_rlvr.study.plan import load_study
 from sage_rlvr.study.records import unpack
 from sage_rlvr.study.run import status_of
-from sage_rlvr.train.checkpoint import last_complete
 
 from .. import forked
 from . import forking

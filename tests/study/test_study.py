@@ -12,6 +12,7 @@ import yaml
 
 from sage_rlvr import UserError, cli
 from sage_rlvr.evaluate.run import EvalArguments
+from sage_rlvr.launch.run import parse
 from sage_rlvr.study import job
 from sage_rlvr.study import run as study_run
 from sage_rlvr.study.plan import list_studies, load_study, open_folder, read_folder
@@ -19,7 +20,6 @@ from sage_rlvr.study.read import study_rows
 from sage_rlvr.study.run import share_done, status_of
 from sage_rlvr.tasks import generate_ltr, solutions
 from sage_rlvr.tasks.countdown import DEVELOPMENT
-from sage_rlvr.train.run import parse
 
 from .. import forked
 from . import forking

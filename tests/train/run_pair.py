@@ -11,9 +11,9 @@ from accelerate.utils import DistributedType, gather_object
 from peft import LoraConfig
 from torch.distributed.tensor import DTensor
 
+from sage_rlvr.launch.random_reward import RandomReward
+from sage_rlvr.runs.writer import same_everywhere
 from sage_rlvr.train import SAGEConfig, SAGETrainer
-from sage_rlvr.train.launch import same_everywhere
-from sage_rlvr.train.random_reward import RandomReward
 
 from . import keeping, tiny
 

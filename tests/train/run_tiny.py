@@ -10,7 +10,9 @@ from pathlib import Path
 import torch
 
 from sage_rlvr import cli
-from sage_rlvr.train import SAGEConfig, SAGETrainer, callbacks, checkpoint, run, sft
+from sage_rlvr.launch import run, sft
+from sage_rlvr.runs import checkpoint
+from sage_rlvr.train import SAGEConfig, SAGETrainer, callbacks
 
 from . import keeping, tiny
 

@@ -349,7 +349,7 @@ def test_a_users_own_advantage_is_shown_log_probs_lengths_and_answers(folder, tm
     run = Kept(folder, Judge(), args, tiny.dataset(), rollout_func=tiny.given_rollouts, peft_config=peft)
     run.train()
     assert len(checked) >= 2
-    assert "Seen(shows=" in (run.create_model_card() or (tmp_path / "README.md").read_text())
+    assert "Seen (shows logps" in (run.create_model_card() or (tmp_path / "README.md").read_text())
 
 
 def test_a_completion_without_a_counted_token_has_no_log_prob(folder, tmp_path):
@@ -453,7 +453,7 @@ def test_a_checkpoint_of_another_advantage_is_refused(folder, tmp_path):
     options = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
     build(folder, tmp_path, advantage="focal", **options).train()
     card = (tmp_path / "README.md").read_text()
-    assert "- Advantage: `focal` `FocalAdvantage(gamma=1.0)`, with GRPO's own (scale_rewards = group)" in card
+    assert "- Loss: grpo, advantage focal (gamma 1.0) + group (r − mean)/std" in card
     checkpoint, options["max_steps"] = str(tmp_path / "checkpoint-1"), 2
     for settings, sentence in [
         ({}, "the checkpoint's advantage is 'focal', this run's is 'group': resume with advantage='focal'"),

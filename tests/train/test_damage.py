@@ -10,9 +10,9 @@ from transformers.trainer_utils import set_seed
 from trl import SFTConfig
 
 from sage_rlvr import UserError
-from sage_rlvr.train import manifest
-from sage_rlvr.train.checkpoint import last_complete, refuse_damaged, take_last_complete
-from sage_rlvr.train.sft import SFTRun, StageTrainer, run_sft
+from sage_rlvr.launch.sft import SFTRun, StageTrainer, run_sft
+from sage_rlvr.runs import manifest
+from sage_rlvr.runs.checkpoint import last_complete, refuse_damaged, take_last_complete
 
 from . import tiny
 
@@ -28,7 +28,7 @@ KINDS = ("full", "lora", "sft")
 EXPECTED = {
     "full": {"model.safetensors", "sage_state_0.pt"},
     "lora": {"adapter_model.safetensors", "sage_state_0.pt"},
-    "sft": {"adapter_model.safetensors", "sft_state_0.json"},
+    "sft": {"adapter_model.safetensors", "sage_state_0.pt"},
 }
 
 
@@ -47,7 +47,7 @@ class Seen:
     """StageTrainer, remembering the last one made."""
 
     def __init__(self, monkeypatch):
-        monkeypatch.setattr("sage_rlvr.train.sft.StageTrainer", self)
+        monkeypatch.setattr("sage_rlvr.launch.sft.StageTrainer", self)
         self.trainer = None
 
     def __call__(self, *args, **kwargs):
@@ -114,10 +114,8 @@ def test_any_damage_to_any_file_is_seen_and_named(whole, tmp_path, capsys):
             shutil.copytree(checkpoint, run / "checkpoint-3")
             (run / "checkpoint-2").symlink_to(out / "checkpoint-2")
             assert damaged(run / "checkpoint-3" / name, damage)
-            harmless = name == "README.md" or (
-                name == manifest.NAME and damage == "deleted"
-            )  # whole, as without a list
-            taken = take_last_complete(run, ours=kind != "sft")
+            harmless = name == "README.md"
+            taken = take_last_complete(run)
             assert Path(taken).name == ("checkpoint-3" if harmless else "checkpoint-2"), (name, damage)
             said = capsys.readouterr().out
             if not harmless:
@@ -132,7 +130,7 @@ def test_any_damage_to_any_file_is_seen_and_named(whole, tmp_path, capsys):
 SPOILT = {
     "full": [("model.safetensors", "halved"), ("optimizer.pt", "emptied"), ("sage_state_0.pt", "halved")],
     "lora": [("adapter_model.safetensors", "flipped"), ("scheduler.pt", "deleted"), ("rng_state.pth", "halved")],
-    "sft": [("adapter_model.safetensors", "halved"), ("optimizer.pt", "deleted"), ("sft_state_0.json", "emptied")],
+    "sft": [("adapter_model.safetensors", "halved"), ("optimizer.pt", "deleted"), ("sage_state_0.pt", "emptied")],
 }
 
 
@@ -144,7 +142,7 @@ def test_the_run_goes_on_from_the_one_before_as_if_it_were_the_newest(whole, fol
         run = copied(out, tmp_path / str(i))
         assert damaged(run / "checkpoint-3" / name, damage)
         assert trained(kind, folder, run, monkeypatch) == expected
-        assert last_complete(run, ours=kind != "sft").endswith("checkpoint-4")
+        assert last_complete(run).endswith("checkpoint-4")
         assert (run / "damaged" / "checkpoint-3").is_dir()
         assert manifest.fault(run / "checkpoint-3") is None, "written again"
 
@@ -156,9 +154,9 @@ def test_with_two_damaged_the_third_is_taken_and_with_all_damaged_the_run_starts
     run = copied(out, tmp_path / "run")
     for step in (3, 2):
         damaged(run / f"checkpoint-{step}" / "optimizer.pt", "halved")
-    assert last_complete(run, ours=kind != "sft").endswith("checkpoint-1")
+    assert last_complete(run).endswith("checkpoint-1")
     damaged(run / "checkpoint-1" / "scheduler.pt", "emptied")
-    assert last_complete(run, ours=kind != "sft") is None
+    assert last_complete(run) is None
     if kind == "lora":
         return  # its adapter is drawn anew by whoever starts it
     assert trained(kind, folder, run, monkeypatch) == expected
@@ -166,41 +164,17 @@ def test_with_two_damaged_the_third_is_taken_and_with_all_damaged_the_run_starts
     assert said.count("there is no other, the run starts from its beginning") == 3
 
 
-@pytest.mark.parametrize("damage", ["halved", "emptied", "deleted"])
-def test_a_checkpoint_of_an_earlier_release_is_looked_at(whole, tmp_path, damage):
-    """No list; what ends early is seen all the same."""
-    kind, out, _ = whole
-    for step in (2, 3):
-        shutil.copytree(out / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}")
-        (tmp_path / f"checkpoint-{step}" / manifest.NAME).unlink()
-    newest = tmp_path / "checkpoint-3"
-    ours = kind != "sft"
-    assert last_complete(tmp_path, ours) == str(newest)
-    watched = [
-        p for p in files(newest) if p.suffix in (".safetensors", ".pt", ".pth", ".bin") or p.name == manifest.STATE
-    ]
-    assert len(watched) >= 6
-    for path in watched:
-        before = path.read_bytes()
-        DAMAGES[damage](path)
-        seen = damage != "deleted" or path.name in (manifest.STATE, "sage_state_0.pt")  # what else it had is not known
-        assert last_complete(tmp_path, ours).endswith("checkpoint-2" if seen else "checkpoint-3"), path.name
-        path.write_bytes(before)
-    assert last_complete(tmp_path, ours) == str(newest)
-
-
 def test_one_cut_short_is_removed_where_there_is_a_whole_one_and_kept_where_there_is_none(whole, tmp_path, capsys):
-    kind, out, _ = whole
-    ours = kind != "sft"
+    _, out, _ = whole
     shutil.copytree(out / "checkpoint-3", tmp_path / "checkpoint-3")
     manifest.begin(tmp_path / "checkpoint-3")  # as a save does first
-    assert take_last_complete(tmp_path, ours) is None
+    assert take_last_complete(tmp_path) is None
     assert "was cut short while it was written; it is kept as" in capsys.readouterr().out
     assert (tmp_path / "damaged" / "checkpoint-3" / "optimizer.pt").is_file()
     shutil.copytree(out / "checkpoint-2", tmp_path / "checkpoint-2")
     shutil.copytree(out / "checkpoint-3", tmp_path / "checkpoint-3")
     manifest.begin(tmp_path / "checkpoint-3")
-    assert take_last_complete(tmp_path, ours) == str(tmp_path / "checkpoint-2")
+    assert take_last_complete(tmp_path) == str(tmp_path / "checkpoint-2")
     assert not (tmp_path / "checkpoint-3").exists()
 
 
@@ -236,7 +210,7 @@ def test_older_checkpoints_are_deleted_only_when_the_new_one_is_whole(folder, tm
     there = []
     real = manifest.finish
     monkeypatch.setattr(
-        "sage_rlvr.train.checkpoint.finish",
+        "sage_rlvr.runs.checkpoint.finish",
         lambda checkpoint: (there.append(sorted(p.name for p in tmp_path.glob("checkpoint-*"))), real(checkpoint)),
     )
     trainer = tiny.build(folder, tmp_path, **(SAVING | {"save_total_limit": 1, "max_steps": 3}))

@@ -9,8 +9,8 @@ import torch
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
 
-from sage_rlvr.train import manifest
-from sage_rlvr.train.launch import packaged
+from sage_rlvr.launch.recipes import shelf
+from sage_rlvr.runs import manifest
 
 from . import keeping, tiny
 from .test_distributed import ROW_METRICS, STEPS, TOKEN_METRICS, flat, launch, near, one_reset, same_metrics
@@ -54,9 +54,8 @@ for name in ("full, reset", "lora, reset"):
 
 def settings():
     """The environment that ``accelerate launch`` makes of the packaged file; on CPU without bf16."""
-    with packaged("fsdp2") as file:
-        args = launch_command_parser().parse_args(["--config_file", str(file), "--num_processes", "2", "-m", "x"])
-        env = prepare_multi_gpu_env(_validate_launch_command(args)[0])
+    words = ["--config_file", str(shelf("launchers")["fsdp2"]), "--num_processes", "2", "-m", "x"]
+    env = prepare_multi_gpu_env(_validate_launch_command(launch_command_parser().parse_args(words))[0])
     wanted = {k: v for k, v in env.items() if k.startswith("FSDP_") or k == "ACCELERATE_USE_FSDP"}
     assert (wanted["ACCELERATE_USE_FSDP"], wanted["FSDP_VERSION"]) == ("true", "2")
     return wanted

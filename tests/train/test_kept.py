@@ -9,11 +9,12 @@ from transformers import AutoModelForCausalLM
 
 from sage_rlvr import cli
 from sage_rlvr.errors import UserError
+from sage_rlvr.launch import run
+from sage_rlvr.launch.reach import write_tallies
 from sage_rlvr.models.fingerprints import of_weights
 from sage_rlvr.store import SampleStore
 from sage_rlvr.tasks import Problem
-from sage_rlvr.train import SAGEConfig, run
-from sage_rlvr.train.reach import write_tallies
+from sage_rlvr.train import SAGEConfig
 
 from ..models.tiny import LTR_BASE
 from . import keeping, tiny

@@ -17,9 +17,10 @@ from accelerate.commands.launch import _validate_launch_command
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 
 from sage_rlvr import SAGEConfig, SAGETrainer, UserError, cli
+from sage_rlvr.launch import multi_process
+from sage_rlvr.launch.recipes import shelf
 from sage_rlvr.names import shown_flags
-from sage_rlvr.train import launch
-from sage_rlvr.train.checkpoint import last_complete, load_state
+from sage_rlvr.runs.checkpoint import last_complete, load_state
 from tests.paths import python_path
 
 from . import tiny
@@ -30,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def gpus(monkeypatch):
     """A machine with so many GPUs, as far as the launcher can see."""
-    return lambda count: monkeypatch.setattr(launch, "devices", lambda: count)
+    return lambda count: monkeypatch.setattr(multi_process, "devices", lambda: count)
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------------
@@ -41,12 +42,12 @@ def gpus(monkeypatch):
     [
         (["--accelerate_config", "fsdp3"], 8, "no accelerate config 'fsdp3', neither as a file nor with the package: "
          "perhaps you mean fsdp2"),
-        (["--accelerate_config"], 8, "--accelerate_config names nothing: write --accelerate_config fsdp2."),
-        (["--accelerate_config", "--beta", "1"], 8, "--accelerate_config names nothing"),
+        (["--accelerate_config"], 8, "--accelerate_config has no value: write --accelerate_config VALUE."),
+        (["--accelerate_config", "--beta", "1"], 8, "--accelerate_config has no value"),
         (["--num_processes", "2"], 8, "--num_processes needs --accelerate_config: choose one of cpu, ddp,"),
-        (["--accelerate_config", "ddp", "--num_processes=two"], 8, "--num_processes two is not a number of processes"),
+        (["--accelerate_config", "ddp", "--num_processes=two"], 8, "num_processes='two' is not a whole number."),
         (["--accelerate_config", "fsdp2"], 0, "--accelerate_config fsdp2 is for GPUs and there is none here: take cpu"),
-        (["--accelerate_config", "ddp", "--num_processes", "8"], 2, "8 processes were asked for and there are 2 GPUs"),
+        (["--accelerate_config", "ddp", "--num_processes", "8"], 2, "ddp has 8 processes and there are 2 GPUs"),
         (["--accelerate_config", "zero3"], 8, "--accelerate_config zero3 needs DeepSpeed: pip install deepspeed, or take fsdp2"),
         (["--accelerate_config", "odd.yaml"], 8, "odd.yaml is not a config of Accelerate"),
         (["--accelerate_config", "none.yaml", "--num_processes", "2"], 8, "says distributed_type: NO and 2 processes"),
@@ -56,7 +57,7 @@ def gpus(monkeypatch):
 )  # fmt: skip
 def test_what_cannot_work_is_refused_in_one_sentence(tmp_path, monkeypatch, capsys, gpus, argv, count, sentence):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch, "find_spec", lambda name: None)
+    monkeypatch.setattr(multi_process, "find_spec", lambda name: None)
     gpus(count)
     hosted = {"ec2_instance_type": "x", "iam_role_name": "x", "compute_environment": "AMAZON_SAGEMAKER"}
     files = {
@@ -72,32 +73,32 @@ def test_what_cannot_work_is_refused_in_one_sentence(tmp_path, monkeypatch, caps
 def test_a_launch_inside_a_launch_is_refused(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "0")
     with pytest.raises(UserError, match="starts the processes itself"):
-        launch.launch([], "cpu", 2)
+        multi_process.launch([], "cpu", 2)
 
 
 def test_a_process_that_is_alone_or_unsharded_by_accident_refuses(monkeypatch):
     cpu = torch.device("cpu")
-    launch.check_joined(1, cpu)
-    monkeypatch.setenv(launch.ASKED, "2")
-    launch.check_joined(2, cpu)
+    multi_process.check_joined(1, cpu)
+    monkeypatch.setenv(multi_process.ASKED, "2")
+    multi_process.check_joined(2, cpu)
     with pytest.raises(UserError, match="2 processes were asked for and this one is one of 1"):
-        launch.check_joined(1, cpu)
+        multi_process.check_joined(1, cpu)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    launch.check_joined(2, torch.device("cuda"))
+    multi_process.check_joined(2, torch.device("cuda"))
     with pytest.raises(UserError, match="trains unsharded and does not say so"):
-        launch.check_joined(2, cpu)
+        multi_process.check_joined(2, cpu)
 
 
 # ---- what Accelerate makes of the packaged files -------------------------------------------------------------------
 
 
 def accelerates(name, count=4):
-    with launch.packaged(name) as file:
-        args = launch.accelerate_arguments(file, launch._read(file), count, ["sage_rlvr.cli", "train", "--beta", "1"])
-        args, _, _ = _validate_launch_command(args)
+    file, command = shelf("launchers")[name], ["sage_rlvr.cli", "train", "--beta", "1"]
+    args = multi_process.accelerate_arguments(file, multi_process._read(file), count, command)
+    args, _, _ = _validate_launch_command(args)
     assert (args.num_processes, args.module, args.training_script) == (count, True, "sage_rlvr.cli")
     assert args.training_script_args == ["train", "--beta", "1"]
-    assert args.shutdown_timeout == launch.GRACE_S
+    assert args.shutdown_timeout == multi_process.GRACE_S
     return args
 
 
@@ -132,17 +133,17 @@ def test_zero_as_accelerate_reads_it(stage):
 def test_gpus_go_through_accelerate_one_process_each(monkeypatch, gpus, tmp_path):
     seen = []
     monkeypatch.setattr(
-        "accelerate.commands.launch.launch_command", lambda a: seen.append((a, os.environ[launch.ASKED]))
+        "accelerate.commands.launch.launch_command", lambda a: seen.append((a, os.environ[multi_process.ASKED]))
     )
     gpus(8)
     mine = tmp_path / "mine.yaml"
     mine.write_text(yaml.safe_dump({"distributed_type": "MULTI_GPU", "num_processes": 3, "main_process_port": 12345}))
     for config, count, expected in (("fsdp2", None, 8), ("fsdp2", 1, 1), (str(mine), None, 3), (str(mine), 2, 2)):
-        assert launch.launch(["train"], config, count) == 0
+        assert multi_process.launch(["train"], config, count) == 0
         args, asked = seen.pop()
         assert (args.num_processes, asked) == (expected, str(expected))
         assert args.main_process_port == (None if config == str(mine) else 0), "the file's own port is left to it"
-    assert launch.ASKED not in os.environ
+    assert multi_process.ASKED not in os.environ
 
 
 # ---- real processes ------------------------------------------------------------------------------------------------
@@ -151,7 +152,7 @@ def test_gpus_go_through_accelerate_one_process_each(monkeypatch, gpus, tmp_path
 @pytest.mark.parametrize("code", [0, 7])
 def test_exit_codes_pass_through(tmp_path, monkeypatch, code):
     monkeypatch.setenv("PYTHONPATH", python_path())
-    assert launch.launch([str(code), str(tmp_path)], "cpu", 2, module="tests.train.run_exit") == code
+    assert multi_process.launch([str(code), str(tmp_path)], "cpu", 2, module="tests.train.run_exit") == code
     assert [p.read_text().split()[:3] for p in sorted(tmp_path.iterdir())] == [["2", "2", "true"]] * 2
 
 
@@ -183,7 +184,7 @@ def gone(pid):
 def test_ctrl_c_ends_every_process(tmp_path, how):
     """Those that do not listen too, at the second."""
     call = f"launch([{how!r}, {str(tmp_path)!r}], 'cpu', 2, 'tests.train.run_exit')"
-    process = started(["-c", f"import sys; from sage_rlvr.train.launch import launch; sys.exit({call})"], ROOT)
+    process = started(["-c", f"import sys; from sage_rlvr.launch.multi_process import launch; sys.exit({call})"], ROOT)
     until(lambda: sum(bool(p.read_text()) for p in tmp_path.glob("rank*")) == 2, process, "start")
     process.send_signal(signal.SIGINT)
     while how == "deaf" and process.poll() is None:
@@ -241,7 +242,7 @@ def test_a_run_in_two_processes_stops_on_either_signal_with_a_checkpoint_and_goe
 
 
 def test_trls_vllm_server_flags_are_taken_as_they_are(tmp_path):
-    from sage_rlvr.train import run
+    from sage_rlvr.launch import run
 
     flags = "--use_vllm true --vllm_mode server --vllm_server_base_url http://10.0.0.7:8000 --bf16 false --use_cpu true"
     _, args, _ = run.parse(

@@ -13,7 +13,8 @@ import torch
 from accelerate import Accelerator
 from peft import LoraConfig
 
-from sage_rlvr.train import SAGEConfig, SAGETrainer, banner, callbacks, measure
+from sage_rlvr.runs import describe
+from sage_rlvr.train import SAGEConfig, SAGETrainer, callbacks, measure
 from sage_rlvr.train.callbacks import HeldOutPassAtK, PaidToRamble
 
 from . import tiny
@@ -198,20 +199,20 @@ def test_a_line_of_the_console_fits_a_terminal():
         ({"guide": "none", "beta": 0.0, "loss_type": "dapo", "scale_rewards": "none"}, "none (β 0)",
          "dapo, advantage group r − mean", "none"),
         ({"guide": "none", "anchor_reset": 3, "advantage": ["rarity", "focal"]}, "π_ref, k3, β 0.2",
-         "grpo, advantage rarity (share 1.0) + focal (gamma 1.0)",
+         "grpo, advantage rarity (share 1.0) + focal (gamma 1.0) + group (r − mean)/std",
          "a frozen copy of the model, 0.1 MB; becomes the policy every 3 steps"),
     ],
 )  # fmt: skip
 def test_the_banner_says_what_the_run_is(folder, tmp_path, capsys, options, anchor, loss, reference):
     trainer = build(folder, tmp_path, **options)
-    lines = banner.lines(trainer)
+    lines = describe.lines(trainer)
     assert all(len(line) <= 80 or str(tmp_path) in line or str(folder) in line for line in lines)
     whole = " ".join(" ".join(lines).split())
     for part in (f"anchor: {anchor}", f"loss: {loss} ", f"reference: {reference} ", f"output: {tmp_path}"):
         assert part in whole + " "
     trainer.args.log_level = "error"
     trainer.state.is_world_process_zero = True
-    banner.Banner(trainer).on_train_begin(trainer.args, trainer.state, trainer.control)
+    describe.Banner(trainer).on_train_begin(trainer.args, trainer.state, trainer.control)
     assert "anchor:" not in capsys.readouterr().out, "silent where warnings are"
 
 
@@ -219,9 +220,9 @@ def test_the_banner_knows_where_an_adapters_reference_lives(folder, tmp_path):
     lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
     args = tiny.config(SAGEConfig, tmp_path)
     trainer = SAGETrainer(folder, tiny.hash_reward, args, tiny.dataset(), peft_config=lora)
-    assert banner.reference(trainer) == "the base with the adapter off (no extra memory)"
+    assert describe.reference(trainer) == "the base with the adapter off (no extra memory)"
     trainer.model.peft_config["ref"] = lora
-    assert banner.reference(trainer) == "the base with a frozen copy of the adapter it was given"
+    assert describe.reference(trainer) == "the base with a frozen copy of the adapter it was given"
 
 
 def test_the_card_names_guide_estimator_and_anchor(folder, tmp_path):
@@ -230,9 +231,8 @@ def test_the_card_names_guide_estimator_and_anchor(folder, tmp_path):
     )
     trainer.train()
     card = (tmp_path / "README.md").read_text()
-    assert "TemperedGuide(ratio=0.5, threshold=1.2, kappa_max=0.5, source='policy')" in card
-    assert "q·π_ref" in card
-    assert "β = 0.2" in card
+    assert "tempered guide (ratio 0.5, threshold 1.2, kappa_max 0.5, source policy) on π_ref, k1-reward" in card
+    assert "β 0.2" in card
     assert "k1 in the reward" in card
     assert "arXiv" in card
     assert "sage" in card.split("---")[1], "a tag for the Hub"

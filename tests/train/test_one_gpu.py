@@ -9,10 +9,10 @@ import pytest
 from trl import ModelConfig
 
 from sage_rlvr.doctor.plan import make_plan
+from sage_rlvr.launch.recipes import load_recipe, recipes_by_kind
+from sage_rlvr.launch.run import RunArguments
 from sage_rlvr.study.plan import load_study
 from sage_rlvr.train.config import SAGEConfig
-from sage_rlvr.train.recipes import load_recipe, recipes_by_kind
-from sage_rlvr.train.run import RunArguments
 
 ROOT = Path(__file__).parents[2]
 NAMES = recipes_by_kind()["run"]

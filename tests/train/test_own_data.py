@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from sage_rlvr import cli
+from sage_rlvr.launch import data, run
 from sage_rlvr.tasks import TASKS
-from sage_rlvr.train import data, run
 
 ROWS = [{"prompt": f"{i} {i % 3}={i + 4}:", "target": i + 4, "tags": ["a", str(i)]} for i in range(1, 9)]
 TINY = [

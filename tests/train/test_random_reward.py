@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from sage_rlvr import UserError, cli
+from sage_rlvr.launch import data, run
+from sage_rlvr.launch.random_reward import RandomReward
 from sage_rlvr.tasks import task_reward
-from sage_rlvr.train import data, run
-from sage_rlvr.train.random_reward import RandomReward
 
 from . import tiny
 

@@ -8,11 +8,11 @@ import pytest
 from sage_rlvr import cli
 from sage_rlvr.analysis.scoring import Prompts
 from sage_rlvr.errors import UserError
+from sage_rlvr.launch import data, reach, run
+from sage_rlvr.launch.reach import tallies, within_reach, write_tallies
 from sage_rlvr.models import load_tokenizer
 from sage_rlvr.store import Sample, SampleStore
 from sage_rlvr.tasks import load_task, rows
-from sage_rlvr.train import reach, run
-from sage_rlvr.train.reach import tallies, within_reach, write_tallies
 
 from ..models.tiny import LTR_BASE
 
@@ -70,8 +70,9 @@ def test_the_file_says_what_the_folder_says(sampled, problems, tmp_path, monkeyp
 
 def test_rows_first_then_reach(sampled):
     asked = run.RunArguments(task=TASK, rows=4, decontaminate=False, within_reach=str(sampled))
-    everything = run.problems(run.RunArguments(task=TASK, rows=4, decontaminate=False))
-    assert run.problems(asked) == [everything[0], everything[3]]
+    plain = run.RunArguments(task=TASK, rows=4, decontaminate=False)
+    everything = data.problems(plain, data.candidates(plain))
+    assert data.problems(asked, data.candidates(asked)) == [everything[0], everything[3]]
 
 
 @pytest.mark.parametrize("text", ["{", "[1, 2]", '{"task": "amc23"', '{"task": "countdown-ltr", "problems": [3]}'])

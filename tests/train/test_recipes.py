@@ -9,10 +9,10 @@ from trl import ModelConfig, SFTConfig
 from sage_rlvr import cli
 from sage_rlvr.advantage import names_by_kind
 from sage_rlvr.errors import UserError
-from sage_rlvr.train import recipes
+from sage_rlvr.launch import recipes
+from sage_rlvr.launch.recipes import list_recipes, load_recipe, merged, recipes_by_kind
+from sage_rlvr.launch.sft import SFTRun, from_recipe
 from sage_rlvr.train.config import SAGEConfig
-from sage_rlvr.train.recipes import list_recipes, load_recipe, merged, recipes_by_kind
-from sage_rlvr.train.sft import SFTRun, from_recipe
 
 RUN = {"task", "rows", "prompt_format", "data_dir", "sft", "decontaminate", "random_reward"}  # RunArguments
 FRAGMENTS = {"lora", "one_gpu", "rl"}  # no run by itself

@@ -11,8 +11,9 @@ from trl.trainer import grpo_trainer
 from trl.trainer.utils import use_adapter
 
 from sage_rlvr import UserError
+from sage_rlvr.runs import manifest
+from sage_rlvr.runs.checkpoint import last_complete, load_state
 from sage_rlvr.train import SAGEConfig, SAGETrainer
-from sage_rlvr.train.checkpoint import last_complete, load_state
 from sage_rlvr.train.reset import METRIC, reference_file
 
 from . import tiny
@@ -108,7 +109,7 @@ def test_the_reference_is_the_policy_of_the_latest_reset(way, folder, adapter, t
     assert min(value for value in kl if value) > 1e-6
     assert logged(trainer, METRIC) == [0, 1, 1, 2, 2]
     trainer.create_model_card()
-    assert "every 2 steps the policy of that step (anchor_reset)" in (tmp_path / "README.md").read_text()
+    assert "becomes the policy every 2 steps" in (tmp_path / "README.md").read_text()
 
 
 @pytest.mark.parametrize("way", ["full", "lora"])
@@ -134,7 +135,7 @@ def test_without_it_trl_makes_the_reference(folder, adapter, tmp_path):
     assert not logged(trainer, METRIC)
     assert logged(trainer, "kl_ref")[1] > 0
     assert all(torch.equal(ref, policies[0]) for ref, policies in trainer.batches)
-    assert "anchor_reset" not in (trainer.create_model_card() or (tmp_path / "README.md").read_text())
+    assert "becomes the policy" not in (trainer.create_model_card() or (tmp_path / "README.md").read_text())
 
 
 def test_the_policy_is_itself_again_where_the_reference_pass_fails(folder, adapter, tmp_path):
@@ -196,17 +197,6 @@ def test_one_adapter_is_saved_and_it_is_the_policys(way, folder, adapter, tmp_pa
     assert ("ref" in trainer.model.peft_config) == (way == "given lora"), "TRL's own copy is still there for TRL"
 
 
-def test_a_given_adapter_goes_on_from_a_checkpoint_of_an_earlier_release(folder, adapter, tmp_path):
-    """Such a checkpoint holds TRL's frozen copy as a folder, and transformers then leaves out what was trained."""
-    whole = build("given lora", folder, adapter, tmp_path / "whole", max_steps=3, **SAVES)
-    whole.train()
-    shutil.copytree(tmp_path / "whole" / "checkpoint-2", tmp_path / "cut" / "checkpoint-2")
-    shutil.copytree(adapter, tmp_path / "cut" / "checkpoint-2" / "ref")
-    again = build("given lora", folder, adapter, tmp_path / "cut", max_steps=3)
-    again.train(resume_from_checkpoint=True)
-    assert all(torch.equal(weights(whole)[n], w) for n, w in weights(again).items())
-
-
 def test_a_checkpoint_without_its_reference_is_refused(folder, adapter, tmp_path):
     options = {"anchor_reset": 1, "max_steps": 2, **SAVES}
     build("lora", folder, adapter, tmp_path, **options).train()
@@ -219,10 +209,11 @@ def test_a_checkpoint_without_its_reference_is_refused(folder, adapter, tmp_path
             build("lora", folder, adapter, tmp_path, max_steps=4, anchor_reset=every).train(**resume)
     reference_file(newest, 0).unlink()
     assert last_complete(tmp_path) == str(tmp_path / "checkpoint-1"), "the list notices"
-    (newest / "manifest.json").unlink()
+    manifest.finish(newest)  # as if it had never been there
     with pytest.raises(UserError, match=r"has no sage_reference_0\.pt, the reference of its latest anchor reset"):
         build("lora", folder, adapter, tmp_path, max_steps=4, anchor_reset=1).train(**resume)
     torch.save({"x": torch.zeros(1)}, reference_file(newest, 0))
+    manifest.finish(newest)
     with pytest.raises(UserError, match="holds the reference of another model or adapter"):
         build("lora", folder, adapter, tmp_path, max_steps=4, anchor_reset=1).train(**resume)
 

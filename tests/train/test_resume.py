@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sage_rlvr import UserError
+from sage_rlvr.runs.checkpoint import last_complete, load_state
 from sage_rlvr.store import SampleStore
-from sage_rlvr.train.checkpoint import last_complete, load_state
 
 from .. import forked
 from . import keeping, run_tiny, tiny
@@ -217,7 +217,7 @@ def test_a_second_training_in_the_same_folder_is_refused_while_the_first_lives(m
 def test_the_sampler_starts_at_any_epoch_where_trl_would_be():
     from trl.trainer.utils import RepeatSampler
 
-    from sage_rlvr.train.checkpoint import ResumableSampler
+    from sage_rlvr.runs.checkpoint import ResumableSampler
 
     how = {"data_source": list(range(12)), "mini_repeat_count": 2, "batch_size": 3, "repeat_count": 2, "seed": 5}
     theirs = RepeatSampler(**how)

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.runs.checkpoint import last_complete
 from sage_rlvr.tasks import expressions, task_reward
 from sage_rlvr.train import SAGEConfig, reward_guard
-from sage_rlvr.train.checkpoint import last_complete
 
 from .. import forked
 from . import run_reward, tiny

@@ -8,9 +8,9 @@ import torch
 import yaml
 
 from sage_rlvr import UserError, cli
+from sage_rlvr.launch import data, run
 from sage_rlvr.models import load_model
-from sage_rlvr.train import run
-from sage_rlvr.train.checkpoint import last_complete
+from sage_rlvr.runs.checkpoint import last_complete
 
 from .. import forked
 from . import tiny
@@ -79,7 +79,7 @@ def test_recipe_then_flags(place):
     assert (args.learning_rate, args.guide, args.beta, args.max_steps) == (1e-3, "tempered", 0.3, 3)
     assert (settings.task, settings.rows, settings.decontaminate) == ("dapo-math-17k", 16, None)
     assert (model.model_name_or_path, model.lora_r, args.output_dir) == ("base", 4, "runs/tiny")
-    settings, args, _ = run.parse(["--config", "tiny.yaml", "--no_decontaminate", "--guide_args", '{"ratio": 0.5}'])
+    settings, args, _ = run.parse(["--config", "tiny.yaml", "--decontaminate=false", "--guide_args", '{"ratio": 0.5}'])
     assert settings.decontaminate is False
     assert args.make_guide().ratio == 0.5
 
@@ -130,7 +130,7 @@ def test_sft_then_rl_then_nothing_left_to_do(place, capsys):
     template = (place / "runs" / "tiny" / "chat_template.jinja").read_text()
     assert "<start_working_out>" in template, "a base model without a template gets the paper's"
     card = (place / "runs" / "tiny" / "README.md").read_text()
-    assert "BranchGuide" in card
+    assert "branch guide" in card
     before = (place / "runs" / "tiny" / "adapter_model.safetensors").stat().st_mtime_ns
     assert cli.main(["train", "--config", "tiny.yaml"]) == 0
     assert "is finished" in capsys.readouterr().out
@@ -146,7 +146,7 @@ def test_sft_then_rl_then_nothing_left_to_do(place, capsys):
 
 def test_a_kept_adapter_is_trained_further_and_its_start_is_the_reference(place):
     """keep: adapter. The reference must be the model after SFT, not the base the adapter sits on."""
-    settings, args, model_args = run.parse(["--config", "tiny.yaml", "--no_decontaminate"])
+    settings, args, model_args = run.parse(["--config", "tiny.yaml", "--decontaminate=false"])
     recipe = yaml.safe_load((place / "mysft.yaml").read_text()) | {"keep": "adapter"}
     (place / "mysft.yaml").write_text(yaml.safe_dump(recipe))
     start = run._sft_stage(settings, args, model_args, "again")
@@ -175,13 +175,13 @@ def test_base_takes_no_rl_step(place, capsys):
 
 
 def test_held_out_tasks_are_measured(place):
-    assert cli.main(["train", "--config", "tiny.yaml", "--sft", "none", "--no_decontaminate"]) == 2, (
+    assert cli.main(["train", "--config", "tiny.yaml", "--sft", "none", "--decontaminate=false"]) == 2, (
         "no such SFT recipe"
     )
     recipe = yaml.safe_load((place / "tiny.yaml").read_text())
     del recipe["sft"]
     (place / "tiny.yaml").write_text(yaml.safe_dump(recipe | {"held_out": ["countdown-ltr"], "held_out_every": 3}))
-    argv = ["--config", "tiny.yaml", "--no_decontaminate", "--held_out_n", "2", "--held_out_rows", "3"]
+    argv = ["--config", "tiny.yaml", "--decontaminate=false", "--held_out_n", "2", "--held_out_rows", "3"]
     assert cli.main(["train", *argv]) == 0
     (checkpoint,) = (place / "runs" / "tiny").glob("checkpoint-3")
     history = json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
@@ -200,7 +200,7 @@ def test_push_to_hub_is_asked_for_after_the_weights_are_saved(place, monkeypatch
     argv = [
         "--config",
         "tiny.yaml",
-        "--no_decontaminate",
+        "--decontaminate=false",
         "--push_to_hub",
         "true",
         "--hub_model_id",
@@ -222,7 +222,7 @@ def test_help_teaches(capsys):
 
 
 def test_merge_and_export(place, capsys):
-    assert cli.main(["train", "--config", "tiny.yaml", "--no_decontaminate"]) == 0
+    assert cli.main(["train", "--config", "tiny.yaml", "--decontaminate=false"]) == 0
     assert cli.main(["merge", "runs/tiny", "--out", "whole"]) == 0
     assert cli.main(["export", "runs/tiny", "--out", "half", "--dtype", "bfloat16"]) == 0
     ids = torch.tensor([[4, 13, 5, 16]])
@@ -249,7 +249,7 @@ def test_a_user_error_has_a_type():
 
 def test_a_generated_task_has_as_many_rows_as_are_asked_for():
     asked = run.RunArguments(task="countdown-ltr", rows=1100, decontaminate=False)
-    found = run.problems(asked)
+    found = data.problems(asked, data.candidates(asked))
     assert len(found) == 1100
     assert len({(tuple(sorted(p.meta["numbers"])), p.meta["target"]) for p in found}) == 1100
 
@@ -261,5 +261,5 @@ def test_a_task_whose_first_split_is_test_trains_on_its_train_split(tmp_path):
             lines = [json.dumps(row | {"quiz": f"{split} {people}: {row['quiz']}"})]
             (tmp_path / f"kk_{people}ppl_{split}.jsonl").write_text("\n".join(lines) + "\n")
     settings = run.RunArguments(task="knights-knaves", data_dir=str(tmp_path), decontaminate=False)
-    assert all(problem.question.startswith("train") for problem in run.candidates(settings))
-    assert len(run.candidates(settings)) == 6
+    assert all(problem.question.startswith("train") for problem in data.candidates(settings))
+    assert len(data.candidates(settings)) == 6

@@ -13,10 +13,10 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, SFTConfig
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.launch.sft import RECORD, SFTRun, from_recipe, run_sft, tokenised
 from sage_rlvr.models import load_model, load_tokenizer
+from sage_rlvr.runs.checkpoint import last_complete
 from sage_rlvr.tasks import PAPER_CHAT_TEMPLATE, Problem, sft_rows
-from sage_rlvr.train.checkpoint import last_complete
-from sage_rlvr.train.sft import RECORD, SFTRun, from_recipe, run_sft, tokenised
 from tests import forked
 from tests.models import tiny
 
@@ -254,9 +254,9 @@ def test_a_killed_stage_goes_on_from_its_last_complete_checkpoint(tmp_path, base
     half = tmp_path / "killed" / "checkpoint-6"  # a save cut short: weights there, the state not
     half.mkdir()
     (half / "adapter_model.safetensors").write_bytes(b"half")
-    assert last_complete(tmp_path / "killed", ours=False).endswith("checkpoint-4")
+    assert last_complete(tmp_path / "killed").endswith("checkpoint-4")
     (half / "trainer_state.json").write_text('{"global_step": 6, ')
-    assert last_complete(tmp_path / "killed", ours=False).endswith("checkpoint-4")
+    assert last_complete(tmp_path / "killed").endswith("checkpoint-4")
 
     class Watch(TrainerCallback):
         steps: ClassVar[list[int]] = []
@@ -279,19 +279,19 @@ def test_a_stage_killed_while_merging_merges_again(tmp_path, base, monkeypatch):
     def fail(*args, **kw):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sage_rlvr.train.sft.merge_adapter", fail)
+    monkeypatch.setattr("sage_rlvr.launch.sft.merge_adapter", fail)
     run = SFTRun(model=str(base))
     with pytest.raises(KeyboardInterrupt):
         run_sft(run, config(tmp_path / "sft"), ROWS)
     monkeypatch.undo()
-    monkeypatch.setattr("sage_rlvr.train.sft.StageTrainer", None)  # nothing is trained again
+    monkeypatch.setattr("sage_rlvr.launch.sft.StageTrainer", None)  # nothing is trained again
     assert run_sft(run, config(tmp_path / "sft"), ROWS).name == "merged"
 
 
 def test_a_finished_stage_is_reused_and_changed_settings_are_refused(tmp_path, base, monkeypatch):
     out = tmp_path / "sft"
     first = run_sft(SFTRun(model=str(base)), config(out, max_steps=2), ROWS)
-    monkeypatch.setattr("sage_rlvr.train.sft.StageTrainer", None)
+    monkeypatch.setattr("sage_rlvr.launch.sft.StageTrainer", None)
     # what shapes no weights may change
     assert run_sft(SFTRun(model=str(base)), config(out, max_steps=2, logging_steps=5, save_steps=1), ROWS) == first
     changed = {
@@ -313,7 +313,7 @@ def test_changed_settings_are_refused_before_the_stage_is_finished_too(tmp_path,
     def fail(*args, **kw):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sage_rlvr.train.sft._train", fail)
+    monkeypatch.setattr("sage_rlvr.launch.sft._train", fail)
     with pytest.raises(KeyboardInterrupt):
         run_sft(SFTRun(model=str(base)), config(tmp_path / "sft"), ROWS)
     with pytest.raises(UserError, match="seed=3 and this run has 4"):
@@ -338,7 +338,7 @@ def test_what_cannot_start_is_said(tmp_path, base):
 
 
 def test_a_recipe_becomes_the_two_arguments(tmp_path):
-    from sage_rlvr.train.recipes import load_recipe
+    from sage_rlvr.launch.recipes import load_recipe
 
     run, sft = from_recipe(load_recipe("sft"), tmp_path, model="a/b", optim="adamw_torch", rows=5)
     assert (run.model, run.task, run.rows, run.lora_r, run.keep) == ("a/b", "openmathreasoning-mini", 5, 8, "merged")

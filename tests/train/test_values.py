@@ -4,8 +4,8 @@ import typing
 
 import pytest
 
-from sage_rlvr import SAGEConfig, UserError, cli
-from sage_rlvr.train import run, values
+from sage_rlvr import SAGEConfig, UserError, cli, values
+from sage_rlvr.launch import run
 
 from . import tiny
 

@@ -7,11 +7,11 @@ from sage_rlvr.cli.verb import Verb
 
 def _train(args: argparse.Namespace) -> None:
     if "--help" in args.argv or "-h" in args.argv:
-        from sage_rlvr.train.help import train_help
+        from sage_rlvr.launch.help import train_help
 
         print(train_help())
         return
-    from sage_rlvr.train import run
+    from sage_rlvr.launch import run
 
     if "--help_all" in args.argv:
         run.make_parser().print_help()
@@ -34,7 +34,7 @@ def _recipes_flags(p: argparse.ArgumentParser) -> None:
 def _recipes(args: argparse.Namespace) -> None:
     import yaml
 
-    from sage_rlvr.train.recipes import load_recipe, recipe_lines
+    from sage_rlvr.launch.recipes import load_recipe, recipe_lines
 
     if args.name:
         print(yaml.safe_dump(load_recipe(args.name), sort_keys=False, allow_unicode=True), end="")

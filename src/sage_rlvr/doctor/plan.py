@@ -14,9 +14,9 @@ from sage_rlvr.doctor.machine import hub_cache
 from sage_rlvr.doctor.memory import Memory, Part, memory_of, optimizer_bytes, total
 from sage_rlvr.doctor.pace import Device, named_gpu, seconds_of, this_machine
 from sage_rlvr.errors import UserError
-from sage_rlvr.train.recipes import load_recipe
-from sage_rlvr.train.run import parse
-from sage_rlvr.train.sft import PROJECTIONS
+from sage_rlvr.launch.recipes import load_recipe
+from sage_rlvr.launch.run import parse
+from sage_rlvr.launch.sft import PROJECTIONS
 
 
 @dataclass(frozen=True)

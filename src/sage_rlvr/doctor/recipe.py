@@ -9,15 +9,15 @@ from sage_rlvr.doctor.check import Check
 from sage_rlvr.doctor.machine import GB, disk_checks, hub_check
 from sage_rlvr.doctor.plan import Plan, cached, make_plan
 from sage_rlvr.errors import UserError
+from sage_rlvr.launch import run as training
+from sage_rlvr.launch import sft
+from sage_rlvr.launch.recipes import load_recipe
 from sage_rlvr.models import base_of, is_adapter, load_tokenizer
 from sage_rlvr.models.gguf import is_gguf
 from sage_rlvr.models.loading import check_folder, check_shapes, resolved
 from sage_rlvr.tasks.loading import local_files
 from sage_rlvr.tasks.registry import get_task
 from sage_rlvr.tasks.trivial import warning
-from sage_rlvr.train import run as training
-from sage_rlvr.train import sft
-from sage_rlvr.train.recipes import load_recipe
 
 
 def config_checks(config: str) -> list[Check]:

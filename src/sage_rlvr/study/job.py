@@ -95,9 +95,9 @@ def make_base(study: Study, out: Path) -> str:
 
 def build_base(base: dict[str, Any], folder: Path) -> str:
     """The model after SFT, or as it is where ``base`` names no SFT stage."""
+    from sage_rlvr.launch import sft
+    from sage_rlvr.launch.recipes import load_recipe
     from sage_rlvr.models import scratch_model
-    from sage_rlvr.train import sft
-    from sage_rlvr.train.recipes import load_recipe
 
     model = base.get("model_name_or_path")
     if model is None:
@@ -157,7 +157,7 @@ def demonstration_rows(
 
 
 def train_variant(study: Study, out: Path, run: str) -> str:
-    from sage_rlvr.train.run import train
+    from sage_rlvr.launch.run import train
 
     settings = study.settings_of(run)
     settings.pop("sft", None)  # the base has been through it

@@ -27,10 +27,9 @@ from typing import Any
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.files import read_json
+from sage_rlvr.launch.recipes import layers, list_recipes, load_recipe, merged
 from sage_rlvr.models import write_whole
 from sage_rlvr.names import field_keys, near
-from sage_rlvr.train import gone
-from sage_rlvr.train.recipes import layers, list_recipes, load_recipe, merged
 
 RECORD = "study.json"
 
@@ -130,8 +129,6 @@ def load_study(path_or_name: str | Path) -> Study:
         raise UserError(f"{path.name}: the part {part!r} is missing.")
     train = _extended(content.get("train") or {})
     variants = _swept({name: _extended(v or {}) for name, v in content["variants"].items()})
-    for part, settings in {"train": train, **variants}.items():
-        gone.refuse(settings, f"{path.name}, {part}: ")
     return Study(path.stem, content["base"], train, variants, list(content["seeds"]), content["evaluate"])
 
 
@@ -251,5 +248,11 @@ def read_folder(out: str | Path) -> Study:
 
 
 def recorded(content: dict[str, Any]) -> Study:
-    """The study of a record, in today's settings."""
-    return Study(**gone.translated_study({part.name: content[part.name] for part in fields(Study)}))
+    """The study of a record, in today's settings. When frontier and confirm were run, coverage and rarity were settings whose
+    value was the share; today they are advantages."""
+    variants = dict(content["variants"])
+    for name, settings in variants.items():
+        for old in settings.keys() & {"coverage", "rarity"}:
+            rest = {key: value for key, value in settings.items() if key != old}
+            variants[name] = rest | {"advantage": old, "advantage_args": {"share": settings[old]}}
+    return Study(**{part.name: content[part.name] for part in fields(Study)} | {"variants": variants})

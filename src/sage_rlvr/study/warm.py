@@ -23,8 +23,8 @@ from sage_rlvr.processes import identity, lives
 from sage_rlvr.study import job
 
 NEEDED = (
-    "sage_rlvr.train.run",
-    "sage_rlvr.train.sft",
+    "sage_rlvr.launch.run",
+    "sage_rlvr.launch.sft",
     "sage_rlvr.evaluate.run",
     "sage_rlvr.evaluate.transformers_backend",
 )

@@ -1,4 +1,4 @@
-"""Floor 3. SAGEConfig and SAGETrainer on TRL, the SFT stage, the two-stage run.
+"""Floor 3. SAGEConfig and SAGETrainer on TRL: one training step and what it needs.
 
 Both names are loaded when they are first used: a recipe or a study is read, listed and shown without TRL, which takes seconds.
 """

@@ -7,12 +7,13 @@ from typing import Any
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
+from sage_rlvr import values
 from sage_rlvr.advantage import Advantage, make_advantage
 from sage_rlvr.anchor import ESTIMATORS, Guide, make_guide
 from sage_rlvr.anchor.penalty import CREDITS
 from sage_rlvr.errors import UserError
 from sage_rlvr.names import near
-from sage_rlvr.train import gone, kept, reset, token_credit, values
+from sage_rlvr.train import kept, reset, token_credit
 
 # what a loss type divides by: rows of the batch it sees, counted tokens of it, or the rollout batch's tokens
 WEIGHTS = {
@@ -160,10 +161,6 @@ class SAGEConfig(GRPOConfig):
     use_bias_correction_kl: bool | None = field(
         default=None, metadata={"help": "Derived from anchor_estimator: False for k3, True for k3+. Leave it unset."}
     )
-
-    def __new__(cls, *args: Any, **settings: Any) -> "SAGEConfig":
-        gone.refuse(settings)
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if self.bf16 is None and not self.fp16 and not is_torch_bf16_gpu_available():

@@ -18,12 +18,13 @@ from torch import Tensor
 from trl.generation import vllm_generation
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.runs.resumable import ResumableTrainer
 from sage_rlvr.train import measure, rollouts
 from sage_rlvr.train.config import SAGEConfig
-from sage_rlvr.train.resumable import ResumableTrainer
 
 
 class GeneratingTrainer(ResumableTrainer):
+    prompt_stream = rollouts.PromptStream
     stop_strings: list[str]
     _finished: Tensor | None = None  # (B,) of the latest rollout batch
 

@@ -21,9 +21,9 @@ from sage_rlvr.anchor import DIVERGENCES
 from sage_rlvr.errors import UserError
 from sage_rlvr.files import read_json
 from sage_rlvr.models.fingerprints import digest, of_files, of_weights
+from sage_rlvr.runs import writer
 from sage_rlvr.store import SampleStore
 from sage_rlvr.tasks import Problem, chat_template, get_format, load_task, render
-from sage_rlvr.train import launch
 
 Key = tuple[str, str]  # task, problem
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
@@ -98,7 +98,7 @@ def answers(trainer: Any, dataset: Any) -> list[Answer]:
             f"sage: {len(found):,} right answers to {len(some):,} problems are kept, from {folder} ({len(both) - len(some):,} of "
             f"its problems have none{said})."
         )
-    return launch.same_everywhere(found)  # a folder may grow while ranks read it
+    return writer.same_everywhere(found)  # a folder may grow while ranks read it
 
 
 def _trained(dataset: Any) -> dict[Key, int]:

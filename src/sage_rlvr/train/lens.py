@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sage_rlvr.errors import Diverged
-from sage_rlvr.train.checkpoint import last_complete
+from sage_rlvr.runs.checkpoint import last_complete
 from sage_rlvr.train.rollouts import counted
 
 IN_TRL = ("k3", "k3+")  # estimators TRL computes itself, from the shaped reference

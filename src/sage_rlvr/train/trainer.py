@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model, set_seed
+from accelerate.utils import set_seed
 from torch import Tensor
 from trl.generation import vllm_generation
 from trl.models.utils import disable_gradient_checkpointing
@@ -23,10 +23,9 @@ from trl.trainer.utils import add_fused_lm_head
 from sage_rlvr.anchor import Signals, anchor_penalty, noise, tellable
 from sage_rlvr.errors import UserError
 from sage_rlvr.head import Head, covers, in_place
+from sage_rlvr.runs.describe import Banner, card
 from sage_rlvr.train import hidden, measure, microbatches, packing, rollouts, token_credit
-from sage_rlvr.train.banner import Banner
 from sage_rlvr.train.callbacks import LogFile, OnPolicy, PaidToRamble, replace_progress
-from sage_rlvr.train.card import describe
 from sage_rlvr.train.casts import keep_inputs
 from sage_rlvr.train.config import SAGEConfig
 from sage_rlvr.train.credit import Credit
@@ -412,7 +411,6 @@ class SAGETrainer(GeneratingTrainer):
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         super().create_model_card(*args, **kwargs)
-        card = Path(self.args.output_dir) / "README.md"
-        if self.is_world_process_zero() and card.is_file():
-            more = describe(self.args, self.guide, is_peft_model(self.model)) + self.card_more
-            card.write_text(card.read_text() + more)
+        path = Path(self.args.output_dir) / "README.md"
+        if self.is_world_process_zero() and path.is_file():
+            path.write_text(path.read_text() + card(self) + self.card_more)

@@ -5,20 +5,15 @@ guide_args: {ratio: 0.5}      # mappings are merged key by key, everything else 
 sft: null                     # removed
 """
 
-import re
 import textwrap
 from collections.abc import Callable
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from sage_rlvr.errors import UserError
 from sage_rlvr.names import field_keys, near
+from sage_rlvr.strict_yaml import read_yaml
 
-Place = Path | Traversable  # of a file; the latter inside a zip
 # what the second line of a packaged recipe says, "# kind: prompts", → how a list calls it. Those in the middle are the kinds of
 # advantages (sage_rlvr.advantage)
 KINDS = {
@@ -43,13 +38,12 @@ def load_recipe(path_or_name: str | Path) -> dict[str, Any]:
 
 def list_recipes() -> dict[str, str]:
     """The packaged recipes: name → what its first comment line says."""
-    found = {f.name.removesuffix(".yaml"): f for f in _shelf().iterdir() if f.name.endswith(".yaml")}
-    return {name: _description(found[name]) for name in sorted(found)}
+    return {name: _comment(file, 0) for name, file in shelf("recipes").items()}
 
 
 def recipes_by_kind() -> dict[str, list[str]]:
     """kind → names of the packaged recipes, in the order of KINDS."""
-    kinds = {name: _kind(_packaged(name)) for name in list_recipes()}
+    kinds = {name: _comment(file, 1).removeprefix("kind: ") for name, file in shelf("recipes").items()}
     return {kind: [name for name in kinds if kinds[name] == kind] for kind in KINDS}
 
 
@@ -81,27 +75,25 @@ def merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def layers(
-    file: Place, find: Callable[[Any, str], Place], kind: str, example: str
-) -> list[tuple[Place, dict[str, Any]]]:
+def layers(file: Path, find: Callable[[Path, str], Path], kind: str, example: str) -> list[tuple[Path, dict[str, Any]]]:
     """A YAML file and those it extends by way of ``find``, lowest first: each with what it says itself."""
-    found: list[tuple[Place, dict[str, Any]]] = []
+    read: list[tuple[Path, dict[str, Any]]] = []
     while True:
-        names = [str(f) for f, _ in found]
-        if str(file) in names:
-            loop = " → ".join(Path(name).name for name in [*names[names.index(str(file)) :], str(file)])
-            raise UserError(f"{kind} {Path(names[0]).name} extends itself ({loop}): take one extends: out.")
+        files = [f for f, _ in read]
+        if file in files:
+            loop = " → ".join(f.name for f in [*files[files.index(file) :], file])
+            raise UserError(f"{kind} {files[0].name} extends itself ({loop}): take one extends: out.")
         own = read_yaml(file)
-        found.append((file, own))
+        read.append((file, own))
         if "extends" not in own:
-            return found[::-1]
+            return read[::-1]
         named = own.pop("extends")
         if not isinstance(named, str):
             raise UserError(f"{file}: extends: {named!r} is not the name of one {kind}; write extends: {example}.")
         file = find(file, named)
 
 
-def _load(file: Path | Traversable) -> dict[str, Any]:
+def _load(file: Path) -> dict[str, Any]:
     whole: dict[str, Any] = {}
     for at, own in layers(file, lambda f, named: _beside(f, named) or _packaged(named), "recipe", "branch.yaml"):
         own = field_keys(own, str(at))
@@ -113,74 +105,26 @@ def _load(file: Path | Traversable) -> dict[str, Any]:
     return whole
 
 
-def _beside(file: Path | Traversable, named: str) -> Path | None:
+def _beside(file: Path, named: str) -> Path | None:
     """The file of that name in the same folder; the packaged ones go by name, so that they are the same from anywhere."""
-    if not isinstance(file, Path):  # inside a zip
-        return None
     path = (file.parent / named).resolve()
-    return path if path.is_file() and path.parent != Path(str(_shelf())).resolve() else None
+    return path if path.is_file() and path not in shelf("recipes").values() else None
 
 
-def _shelf() -> Traversable:
-    return files("sage_rlvr").joinpath("recipes")
+def shelf(folder: str) -> dict[str, Path]:
+    """name → file, of a folder of YAML files that comes with the package."""
+    return {file.stem: file for file in sorted(Path(__file__).resolve().parents[1].joinpath(folder).glob("*.yaml"))}
 
 
-def _packaged(name: str) -> Traversable:
-    plain = name.removeprefix("recipes/").removesuffix(".yaml")
-    file = _shelf().joinpath(f"{plain}.yaml")
-    if "/" in plain or not file.is_file():
+def _packaged(name: str) -> Path:
+    plain, known = name.removeprefix("recipes/").removesuffix(".yaml"), shelf("recipes")
+    if plain not in known:
         raise UserError(
-            f"there is no recipe {name!r}, neither as a file nor with the package: {near(Path(plain).name, list_recipes())} "
+            f"there is no recipe {name!r}, neither as a file nor with the package: {near(Path(plain).name, known)} "
             "('sage-rlvr recipes' lists them)."
         )
-    return file
+    return known[plain]
 
 
-def _description(file: Traversable) -> str:
-    first = file.read_text(encoding="utf-8").partition("\n")[0]
-    return first.removeprefix("#").strip() if first.startswith("#") else ""
-
-
-def _kind(file: Traversable) -> str:
-    second = file.read_text(encoding="utf-8").splitlines()[1]
-    return second.removeprefix("# kind:").strip()
-
-
-# ---- YAML, strict where PyYAML is lax ----------------------------------------------------------------------------
-
-
-class _Loader(yaml.SafeLoader):
-    """A key written twice is an error, and 5e-6 is a number (YAML 1.1 wants 5.0e-6 and reads the other as text)."""
-
-
-_Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys = [loader.construct_object(key) for key, _ in node.value]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise yaml.constructor.ConstructorError(problem=f"{key!r} is there twice", problem_mark=node.start_mark)
-    return loader.construct_mapping(node, deep=True)
-
-
-_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
-
-
-def parse_yaml(text: str) -> Any:
-    return yaml.load(text, _Loader)
-
-
-def read_yaml(file: Path | Traversable) -> dict[str, Any]:
-    try:
-        content = parse_yaml(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
-        raise UserError(f"{file} cannot be read ({' '.join(str(e).split())[:160]}): fix the YAML.") from e
-    if content is None:
-        return {}
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise UserError(f"{file} is not a list of 'name: value' lines: write one setting per line.")
-    return content
+def _comment(file: Path, line: int) -> str:
+    return file.read_text(encoding="utf-8").splitlines()[line].removeprefix("#").strip()

@@ -11,8 +11,8 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from sage_rlvr.anchor import Guide
-from sage_rlvr.train import interrupt, launch, rollouts
-from sage_rlvr.train.checkpoint import (
+from sage_rlvr.runs import interrupt, writer
+from sage_rlvr.runs.checkpoint import (
     ResumableSampler,
     WholeCheckpoints,
     load_state,
@@ -20,18 +20,16 @@ from sage_rlvr.train.checkpoint import (
     save_state,
     take_last_complete,
 )
-from sage_rlvr.train.credit import Credit
-from sage_rlvr.train.rehearsal import Rehearsal
-from sage_rlvr.train.reset import AnchorReset
 
 
 class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
     guide: Guide | None
-    credit: Credit
-    rehearsal: Rehearsal | None
-    _stream: rollouts.PromptStream | None  # of DAPO's new prompts
+    credit: Any  # of train/, whose trainer this is the base of, as the next four
+    rehearsal: Any
+    prompt_stream: Any  # the class of _stream, DAPO's new prompts
+    _stream: Any
+    _anchor_reset: Any
     go_on: str = interrupt.IN_PYTHON  # what a user who interrupts the run is told to do
-    _anchor_reset: AnchorReset
 
     def _get_train_sampler(self, dataset: Any = None) -> ResumableSampler:
         theirs = super()._get_train_sampler(dataset)
@@ -60,12 +58,11 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
         state = load_state(checkpoint, self.accelerator.process_index, self.accelerator.num_processes)
         super()._load_optimizer_and_scheduler(checkpoint)
         if self.rehearsal is not None:
-            self.rehearsal.refuse_others(state.get("kept"), checkpoint)
+            self.rehearsal.refuse_others(state["kept"], checkpoint)
         if self.guide is not None and state["guide"] is not None:
             self.guide.load_state_dict(state["guide"])
-        if "advantage" in state:  # not in those of earlier releases
-            self.credit.advantage.load_state_dict(state["advantage"])
-        self._anchor_reset.load(checkpoint, state.get("anchor_reset"))
+        self.credit.advantage.load_state_dict(state["advantage"])
+        self._anchor_reset.load(checkpoint, state["anchor_reset"])
         device = self.accelerator.device
         on_device = lambda x: x.to(device) if isinstance(x, Tensor) else x  # noqa: E731
         self._step = state["step"]
@@ -74,7 +71,7 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
         for name, values in state["metrics"].items():
             self._metrics["train"][name].extend(values)
         if state["stream"] is not None:
-            self._stream = rollouts.PromptStream(self.train_dataset, self.args.seed)
+            self._stream = self.prompt_stream(self.train_dataset, self.args.seed)
             self._stream.position = state["stream"]
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
@@ -88,14 +85,9 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
             if aside is not None:
                 adapters["ref"] = aside
 
-    def _load_from_checkpoint(self, checkpoint: str, model: Any = None) -> None:
-        super()._load_from_checkpoint(checkpoint, model)
-        if is_peft_model(self.model) and not self.is_fsdp_enabled and Path(checkpoint, "ref").is_dir():
-            self.model.load_adapter(checkpoint, "default", is_trainable=True)  # of an earlier release: see _save
-
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """TRL's train. ``resume_from_checkpoint=True`` takes the newest checkpoint that is whole, or starts if there is none."""
-        with launch.only_writer(self.args.output_dir):
+        with writer.only_writer(self.args.output_dir):
             return self._train_alone(self._checkpoint_to_take(resume_from_checkpoint), *args, **kwargs)
 
     def _checkpoint_to_take(self, asked: str | bool | None) -> str | None:
@@ -104,17 +96,14 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
             return None
         if self.accelerator.is_main_process and asked is not True:
             refuse_damaged(asked)
-        taken = (
-            take_last_complete(self.args.output_dir) if self.accelerator.is_main_process and asked is True else asked
-        )
-        return launch.same_everywhere(taken)
+        if self.accelerator.is_main_process and asked is True:
+            asked = take_last_complete(self.args.output_dir)
+        return writer.same_everywhere(asked)
 
     def _train_alone(self, checkpoint: str | None, *args: Any, **kwargs: Any) -> Any:
         if checkpoint and not (self.is_deepspeed_enabled or self.is_fsdp_enabled):
             state = TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE_NAME)))
-            if (
-                state.global_step >= self.args.max_steps > 0
-            ):  # all that is left is to save: one step more would be taken
+            if state.global_step >= self.args.max_steps > 0:  # transformers would run one more step
                 self._load_from_checkpoint(checkpoint)
                 self.state = state
                 return TrainOutput(state.global_step, 0.0, {})

@@ -13,26 +13,29 @@ import logging
 import re
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
 from datasets import Dataset
 from transformers import TrainerCallback
+from transformers.hf_argparser import HfArg
 from transformers.utils import is_torch_bf16_gpu_available
-from trl import SFTConfig, SFTTrainer
+from trl import ModelConfig, SFTConfig, SFTTrainer
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.files import read_json
+from sage_rlvr.launch.adapters import lora
 from sage_rlvr.models import check_vocabulary, is_adapter, load_model, load_tokenizer, merge_adapter, write_whole
 from sage_rlvr.models.folders import put_in_place
 from sage_rlvr.names import FIELDS
+from sage_rlvr.runs import interrupt, writer
+from sage_rlvr.runs.checkpoint import WholeCheckpoints, load_state, save_state, take_last_complete
 from sage_rlvr.tasks import chat_template, decontaminate, evaluation_problems, load_task, sft_rows
-from sage_rlvr.train import interrupt, launch
-from sage_rlvr.train.checkpoint import WholeCheckpoints, take_last_complete
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LORA = ("use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")  # as TRL's ModelConfig calls them
 RECORD = "sft.json"  # the stage's settings and, once it is finished, where its weights lie
 # SFTConfig fields that change neither data nor weights: a stage may go on, or be reused, with others
 _FREE = re.compile(
@@ -48,33 +51,29 @@ _log = logging.getLogger(__name__)
 class SFTRun:
     """What the SFT stage needs beyond TRL's SFTConfig; names shared with TRL's ModelConfig mean the same."""
 
-    model: str | None = field(
-        default=None, metadata={"help": "Base model: a Hub id, a folder or a .gguf file. Default: the run's own."}
+    model: str | None = HfArg(
+        default=None, help="Base model: a Hub id, a folder or a .gguf file. Default: the run's own."
     )
-    task: str = field(default="openmathreasoning-mini", metadata={"help": "Task with worked solutions."})
-    rows: int | None = field(default=None, metadata={"help": "Only the first rows of the task."})
-    prompt_format: str = field(
-        default="paper", metadata={"help": "Prompt format: paper, boxed, plain, symbols, or a registered name."}
+    task: str = HfArg(default="openmathreasoning-mini", help="Task with worked solutions.")
+    rows: int | None = HfArg(default=None, help="Only the first rows of the task.")
+    prompt_format: str = HfArg(
+        default="paper", help="Prompt format: paper, boxed, plain, symbols, or a registered name."
     )
-    data_dir: str | None = field(default=None, metadata={"help": "Folder of local task files."})
-    decontaminate: bool = field(default=True, metadata={"help": "Drop problems that repeat an evaluation problem."})
-    max_prompt_share: float = field(
-        default=0.5, metadata={"help": "Rows whose prompt takes more than this share of max_length are left out."}
+    data_dir: str | None = HfArg(default=None, help="Folder of local task files.")
+    decontaminate: bool = HfArg(default=True, help="Drop problems that repeat an evaluation problem.")
+    max_prompt_share: float = HfArg(
+        default=0.5, help="Rows whose prompt takes more than this share of max_length are left out."
     )
-    keep: Literal["merged", "adapter"] = field(
-        default="merged", metadata={"help": "What RL starts from: merged weights, or base + adapter, trained further."}
+    keep: Literal["merged", "adapter"] = HfArg(
+        default="merged", help="What RL starts from: merged weights, or base + adapter, trained further."
     )
-    use_peft: bool = field(default=True, metadata={"help": "LoRA; False trains every weight."})
-    lora_r: int = field(default=8, metadata={"help": "LoRA rank."})
-    lora_alpha: int = field(default=16, metadata={"help": "LoRA alpha."})
-    lora_dropout: float = field(default=0.0, metadata={"help": "LoRA dropout."})
-    lora_target_modules: list[str] = field(
-        default_factory=lambda: list(PROJECTIONS), metadata={"help": "LoRA target modules."}
-    )
-    dtype: str = field(
-        default="float32", metadata={"help": "dtype the model is loaded and merged in; auto: as stored."}
-    )
-    attn_implementation: str | None = field(default=None, metadata={"help": "Attention implementation."})
+    use_peft: bool = HfArg(default=True, help="LoRA; False trains every weight.")
+    lora_r: int = HfArg(default=8, help="LoRA rank.")
+    lora_alpha: int = HfArg(default=16, help="LoRA alpha.")
+    lora_dropout: float = HfArg(default=0.0, help="LoRA dropout.")
+    lora_target_modules: list[str] = HfArg(default_factory=lambda: list(PROJECTIONS), help="LoRA target modules.")
+    dtype: str = HfArg(default="float32", help="dtype the model is loaded and merged in; auto: as stored.")
+    attn_implementation: str | None = HfArg(default=None, help="Attention implementation.")
 
     def __post_init__(self) -> None:
         if self.keep not in ("merged", "adapter"):
@@ -129,7 +128,7 @@ def run_sft(
     rows = None if dataset is None else list(dataset)
     if _finished(folder, run, _settings(run, sft_config, rows)):  # also where it cannot be written
         return result
-    with launch.only_writer(folder):
+    with writer.only_writer(folder):
         _make(run, sft_config, rows, callbacks, go_on)
     return result
 
@@ -174,19 +173,16 @@ class StageTrainer(WholeCheckpoints, SFTTrainer):
 
     def save_beside(self, checkpoint: Path) -> None:
         metrics = {name: list(values) for name, values in self._metrics["train"].items()}
-        checkpoint.mkdir(parents=True, exist_ok=True)
-        write_whole(self._beside(checkpoint), json.dumps({"tokens": self._total_train_tokens, "metrics": metrics}))
+        state = {"tokens": self._total_train_tokens, "metrics": metrics}
+        save_state(checkpoint, self.accelerator.process_index, state)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None and self._beside(checkpoint).is_file():  # an earlier release wrote none
-            state = json.loads(self._beside(checkpoint).read_text(encoding="utf-8"))
+        if checkpoint is not None:
+            state = load_state(checkpoint, self.accelerator.process_index)
             self._total_train_tokens = state["tokens"]
             for name, values in state["metrics"].items():
                 self._metrics["train"][name].extend(values)
-
-    def _beside(self, checkpoint: str | Path) -> Path:
-        return Path(checkpoint, f"sft_state_{self.accelerator.process_index}.json")
 
 
 def _train(
@@ -197,16 +193,13 @@ def _train(
     out: Path,
     go_on: str,
 ) -> None:
-    trusted = config.trust_remote_code
-    tokenizer = load_tokenizer(run.model, trust_remote_code=trusted)  # type: ignore[arg-type]
+    assert run.model is not None  # see run_sft
+    trusted, everyone = config.trust_remote_code, config.distributed_state
+    tokenizer = load_tokenizer(run.model, trust_remote_code=trusted)
     tokenizer.chat_template = chat_template(tokenizer, run.prompt_format)
     train_set = tokenised(rows, tokenizer, config.max_length, run.max_prompt_share)
-    model = load_model(
-        run.model,  # type: ignore[arg-type]
-        dtype=run.dtype,
-        trust_remote_code=trusted,
-        attn_implementation=run.attn_implementation,
-    )
+    attention = run.attn_implementation
+    model = load_model(run.model, dtype=run.dtype, trust_remote_code=trusted, attn_implementation=attention)
     check_vocabulary(model, tokenizer)
     config.completion_only_loss = True  # rows are tokenised here, so TRL cannot see that they have a completion
     trainer = StageTrainer(
@@ -214,36 +207,21 @@ def _train(
         args=config,
         train_dataset=train_set,
         processing_class=tokenizer,
-        peft_config=_lora(run),
+        peft_config=lora(model, ModelConfig(**{name: getattr(run, name) for name in LORA})),
         callbacks=list(callbacks),
     )
-    newest = take_last_complete(config.output_dir, ours=False) if config.process_index == 0 else None
+    newest = take_last_complete(config.output_dir) if config.process_index == 0 else None
     with interrupt.saved_on_signal(trainer, go_on):
-        trainer.train(resume_from_checkpoint=launch.same_everywhere(newest))
+        trainer.train(resume_from_checkpoint=writer.same_everywhere(newest))
     partial = out.with_name(f".{out.name}.partial")
     if config.process_index == 0:
         shutil.rmtree(partial, ignore_errors=True)
-    config.distributed_state.wait_for_everyone()
+    everyone.wait_for_everyone()
     trainer.save_model(str(partial))  # weights and tokenizer; every process takes part where weights are sharded
-    config.distributed_state.wait_for_everyone()
+    everyone.wait_for_everyone()
     if config.process_index == 0:
         put_in_place(partial, out)
-    config.distributed_state.wait_for_everyone()
-
-
-def _lora(run: SFTRun) -> Any:
-    from peft import LoraConfig
-
-    if not run.use_peft:
-        return None
-    targets = run.lora_target_modules
-    return LoraConfig(
-        r=run.lora_r,
-        lora_alpha=run.lora_alpha,
-        lora_dropout=run.lora_dropout,
-        target_modules=targets[0] if targets == ["all-linear"] else targets,
-        task_type="CAUSAL_LM",
-    )
+    everyone.wait_for_everyone()
 
 
 # ---- data --------------------------------------------------------------------------------------------------------
@@ -268,7 +246,7 @@ def tokenised(rows: Iterable[dict[str, Any]], tokenizer: Any, max_length: int | 
     the prompt (``out>``) and the first word may merge into tokens that a generating model never sees.
     """
     limit = None if max_length is None else int(share * max_length)
-    kept, longer, cut = [], 0, 0
+    examples, longer, cut = [], 0, 0
     for i, row in enumerate(rows):
         prompt, completion = _texts(row, i, tokenizer)
         prompt_ids = tokenizer(prompt, add_special_tokens=isinstance(row["prompt"], str))["input_ids"]
@@ -278,17 +256,19 @@ def tokenised(rows: Iterable[dict[str, Any]], tokenizer: Any, max_length: int | 
         ids = tokenizer(completion, add_special_tokens=False)["input_ids"]
         cut += max_length is not None and len(prompt_ids) + len(ids) > max_length
         mask = [0] * len(prompt_ids) + [1] * len(ids)
-        kept.append({"input_ids": prompt_ids + ids, "completion_mask": mask})
-    if not kept:
+        examples.append({"input_ids": prompt_ids + ids, "completion_mask": mask})
+    if not examples:
         why = f"all {longer} prompts are longer than {limit} tokens" if longer else "there are no rows"
         raise UserError(
             f"SFT has nothing to learn from: {why}; raise max_length or max_prompt_share, or give other rows."
         )
     if longer:
-        _log.warning("SFT: %d of %d rows left out, prompt over %d tokens", longer, longer + len(kept), limit)
+        _log.warning("SFT: %d of %d rows left out, prompt over %d tokens", longer, longer + len(examples), limit)
     if cut:
-        _log.warning("SFT: %d of %d completions are cut at max_length=%d, and so never end", cut, len(kept), max_length)
-    return Dataset.from_list(kept)
+        _log.warning(
+            "SFT: %d of %d completions are cut at max_length=%d, and so never end", cut, len(examples), max_length
+        )
+    return Dataset.from_list(examples)
 
 
 def _texts(row: dict[str, Any], i: int, tokenizer: Any) -> tuple[str, str]:

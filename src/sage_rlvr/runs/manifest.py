@@ -1,23 +1,20 @@
 """Whether a checkpoint is whole: a list of its files, their sizes and checksums, written last.
 
 Saving begins with a list that says "not yet" and ends, when every process has written and every file is on the disk, with the
-true one renamed into its place. A checkpoint of an earlier release has none: what can be seen cheaply is looked at.
+true one renamed into its place.
 """
 
 import json
 import os
-import zipfile
 import zlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 NAME = "manifest.json"
-STATE = "trainer_state.json"  # the last file that transformers writes
 FOR_PEOPLE = ("README.md",)  # may be edited
-CHUNK = (
-    16 << 20
-)  # bytes summed at a time, on several threads: a checkpoint of tens of GB is as long on the disk as here
+# bytes summed at a time, on several threads: a checkpoint of tens of GB is as long on the disk as here
+CHUNK = 16 << 20
 CUT_SHORT = "was cut short while it was written"
 
 
@@ -44,7 +41,7 @@ def fault(checkpoint: Path) -> str | None:
         return "is not there"
     try:
         if not (checkpoint / NAME).exists():
-            return _seen_cheaply(checkpoint)
+            return f"is damaged: {NAME} is missing"
         listed = _read(checkpoint)
         if listed is None:
             return CUT_SHORT
@@ -53,7 +50,7 @@ def fault(checkpoint: Path) -> str | None:
                 return f"is damaged: {name} is missing"
             if (there := (checkpoint / name).stat().st_size) != size:
                 return f"is damaged: {name} has {there} of {size} bytes"
-        spoilt = [name for name, found in _sums(checkpoint, listed).items() if found != listed[name][1]]
+        spoilt = [name for name, crc in _sums(checkpoint, listed).items() if crc != listed[name][1]]
         return f"is damaged: {spoilt[0]} is not what was written" if spoilt else None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
         return f"is damaged: it cannot be read ({type(e).__name__}: {e})"
@@ -61,7 +58,7 @@ def fault(checkpoint: Path) -> str | None:
 
 def _read(checkpoint: Path) -> dict[str, tuple[int, str]] | None:
     listed = json.loads((checkpoint / NAME).read_text(encoding="utf-8"))["files"]
-    return None if listed is None else {str(name): (int(size), str(found)) for name, (size, found) in listed.items()}
+    return None if listed is None else {str(name): (int(size), str(crc)) for name, (size, crc) in listed.items()}
 
 
 def _put(checkpoint: Path, files: dict[str, list[int | str]] | None) -> None:
@@ -86,10 +83,10 @@ def _sums(checkpoint: Path, names: Iterable[str]) -> dict[str, str]:
         (checkpoint / name, at) for name in names for at in range(0, (checkpoint / name).stat().st_size or 1, CHUNK)
     ]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        found: dict[Path, bytes] = {}
+        sums: dict[Path, bytes] = {}
         for (path, _), crc in zip(places, pool.map(_chunk_sum, places)):
-            found[path] = found.get(path, b"") + crc.to_bytes(4, "big")
-    return {name: f"{zlib.crc32(found[checkpoint / name]):08x}" for name in names}
+            sums[path] = sums.get(path, b"") + crc.to_bytes(4, "big")
+    return {name: f"{zlib.crc32(sums[checkpoint / name]):08x}" for name in names}
 
 
 def _chunk_sum(place: tuple[Path, int]) -> int:
@@ -97,39 +94,3 @@ def _chunk_sum(place: tuple[Path, int]) -> int:
     with path.open("rb") as file:
         file.seek(at)
         return zlib.crc32(file.read(CHUNK))
-
-
-# ---- without a list ------------------------------------------------------------------------------------------------
-
-
-def _seen_cheaply(checkpoint: Path) -> str | None:
-    """The state can be read, and no file ends early."""
-    if not (checkpoint / STATE).is_file():
-        return CUT_SHORT
-    if not isinstance(json.loads((checkpoint / STATE).read_text(encoding="utf-8")), dict):
-        return f"is damaged: {STATE} is not what was written"
-    for path in sorted(checkpoint.rglob("*")):
-        ends = {".safetensors": _ends_safetensors, ".pt": _ends_zip, ".pth": _ends_zip, ".bin": _ends_zip}.get(
-            path.suffix
-        )
-        if ends and path.is_file() and not ends(path):
-            return f"is damaged: {path.relative_to(checkpoint)} ends early"
-    return None
-
-
-def _ends_safetensors(path: Path) -> bool:
-    """Its header says how many bytes follow."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= path.stat().st_size - 8:
-            return False
-        header = json.loads(file.read(length))
-    ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-    return path.stat().st_size == 8 + length + max(ends, default=0)
-
-
-def _ends_zip(path: Path) -> bool:
-    """torch.save writes a zip, whose directory stands at its end; a file in torch's older format is believed."""
-    with path.open("rb") as file:
-        first = file.read(2)
-    return zipfile.is_zipfile(path) if first == b"PK" else bool(first)

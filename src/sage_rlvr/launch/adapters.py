@@ -30,12 +30,12 @@ def lora(model: Any, model_args: ModelConfig) -> Any:
 
 def _check_targets(model: Any, targets: str | list[str]) -> None:
     layers = [name for name, m in model.named_modules() if isinstance(m, LAYERS) or "Linear" in type(m).__name__]
+    if isinstance(targets, str):  # a pattern of whole paths
+        patterns = {targets: targets}
+    else:
+        patterns = {name: rf"(.*\.)?{re.escape(name)}" for name in targets}
     try:
-        wrong = [
-            target
-            for target in ([targets] if isinstance(targets, str) else targets)
-            if not any(_matches(name, target, isinstance(targets, str)) for name in layers)
-        ]
+        wrong = [target for target, p in patterns.items() if not any(re.fullmatch(p, name) for name in layers)]
     except re.error as e:
         raise UserError(
             f"lora_target_modules={targets!r} is no regular expression ({e}): write names, or fix it."
@@ -47,7 +47,3 @@ def _check_targets(model: Any, targets: str | list[str]) -> None:
             f"lora_target_modules={wrong[0]!r} is no layer of this model that LoRA can adapt: it has "
             f"{', '.join([*near, *(n for n in names if n not in near)])}."
         )
-
-
-def _matches(name: str, target: str, pattern: bool) -> bool:
-    return bool(re.fullmatch(target, name)) if pattern else f".{name}".endswith(f".{target}")

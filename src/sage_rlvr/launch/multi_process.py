@@ -5,66 +5,49 @@ before anything starts, exit codes and signals pass through, and each process ch
 for (``accelerate launch`` on CPU quietly starts one, and drops FSDP settings).
 """
 
+import argparse
 import os
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from importlib.resources import as_file, files
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
 from accelerate.utils import patch_environment
 
-from sage_rlvr import lock
+from sage_rlvr import values
 from sage_rlvr.errors import UserError
+from sage_rlvr.launch.recipes import shelf
 from sage_rlvr.names import near
 
 ASKED = "SAGE_RLVR_PROCESSES"  # in the environment of a process that was started here: how many there should be
 GRACE_S = 600  # after SIGTERM or Ctrl-C a rank finishes its step and writes a checkpoint; torchrun alone would kill it after 30 s
-FLAGS = ("--accelerate_config", "--num_processes")
 SHARDED = ("FSDP", "DEEPSPEED")
-LOCK = (
-    "_writer.lock"  # the underscore keeps it, and this machine's name, off the Hub: transformers uploads no such file
-)
+
+
+class _Flags(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(values.sentence(message))
 
 
 def take_flags(argv: list[str]) -> tuple[list[str], str | None, int | None]:
-    """The command without our two flags, and what they said."""
-    rest, said, words = [], dict.fromkeys(FLAGS, None), iter(argv)
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name not in FLAGS:
-            rest.append(word)
-            continue
-        given = value if equals else next(words, None)
-        if not given or given.startswith("--"):
-            raise UserError(f"{name} names nothing: write {name} {'fsdp2' if name == FLAGS[0] else '8'}.")
-        said[name] = given
-    config, processes = said[FLAGS[0]], said[FLAGS[1]]
-    if processes is not None and (not str(processes).isdigit() or int(processes) < 1):
+    """The command without our two flags, and their values."""
+    parser = _Flags(add_help=False, allow_abbrev=False)
+    parser.add_argument("--accelerate_config")
+    parser.add_argument("--num_processes", type=int)
+    given, rest = parser.parse_known_args(argv)
+    config, processes = given.accelerate_config, given.num_processes
+    if processes is not None and processes < 1:
         raise UserError(f"--num_processes {processes} is not a number of processes: write 1 or more.")
     if processes is not None and config is None:
-        raise UserError(f"--num_processes needs --accelerate_config: choose one of {', '.join(names())}, or a file.")
-    return rest, config, None if processes is None else int(processes)
-
-
-def names() -> list[str]:
-    return sorted(f.name.removesuffix(".yaml") for f in _shelf().iterdir() if f.name.endswith(".yaml"))
-
-
-def packaged(name: str) -> AbstractContextManager[Path]:
-    """The file of that name, also where the package is inside a zip."""
-    return as_file(_shelf().joinpath(f"{name}.yaml"))
-
-
-def _shelf() -> Any:
-    return files("sage_rlvr").joinpath("launchers")
+        choices = ", ".join(shelf("launchers"))
+        raise UserError(f"--num_processes needs --accelerate_config: choose one of {choices}, or a file.")
+    return rest, config, processes
 
 
 # ---- starting ------------------------------------------------------------------------------------------------------
@@ -76,18 +59,17 @@ def launch(argv: list[str], config: str, processes: int | None = None, module: s
         raise UserError(
             "--accelerate_config starts the processes itself: leave out torchrun or 'accelerate launch', or the flag."
         )
-    if not Path(config).is_file() and config not in names():
-        raise UserError(
-            f"there is no accelerate config {config!r}, neither as a file nor with the package: {near(config, names())}."
-        )
-    with nullcontext(Path(config)) if Path(config).is_file() else packaged(config) as file:
-        settings = _read(file)
-        count = processes or (settings.num_processes if settings.num_processes > 0 else max(devices(), 1))
-        _refuse(config, settings, count)
-        if settings.use_cpu and argv[:1] == ["train"]:
-            argv = [*argv, "--use_cpu", "true"]  # transformers does not read it from Accelerate
-        start = _torchrun if settings.use_cpu else _accelerate
-        return _exit_code(lambda: start(file, settings, count, [module, *argv]))
+    file = Path(config) if Path(config).is_file() else shelf("launchers").get(config)
+    if file is None:
+        known = near(config, shelf("launchers"))
+        raise UserError(f"there is no accelerate config {config!r}, neither as a file nor with the package: {known}.")
+    settings = _read(file)
+    count = processes or (settings.num_processes if settings.num_processes > 0 else max(devices(), 1))
+    _refuse(config, settings, count)
+    if settings.use_cpu and argv[:1] == ["train"]:
+        argv = [*argv, "--use_cpu", "true"]  # transformers does not read it from Accelerate
+    start = _torchrun if settings.use_cpu else _accelerate
+    return _exit_code(lambda: start(file, settings, count, [module, *argv]))
 
 
 def devices() -> int:
@@ -108,29 +90,20 @@ def _read(file: Path) -> Any:
 
 def _refuse(name: str, settings: Any, count: int) -> None:
     kind = str(getattr(settings.distributed_type, "value", settings.distributed_type))
-    if kind == "DEEPSPEED" and find_spec("deepspeed") is None:
-        raise UserError(f"--accelerate_config {name} needs DeepSpeed: pip install deepspeed, or take fsdp2.")
-    if settings.use_cpu and kind in SHARDED:
-        raise UserError(
-            f"--accelerate_config {name} has use_cpu with {kind}, which Accelerate drops on CPU: take cpu, or remove use_cpu."
-        )
-    if settings.use_cpu and settings.num_machines > 1:
-        raise UserError(f"--accelerate_config {name} has use_cpu on several machines: use one machine, or GPUs.")
-    if settings.use_cpu:
-        return
-    if not devices():
-        raise UserError(
-            f"--accelerate_config {name} is for GPUs and there is none here: take cpu, or leave the flag out."
-        )
-    if count > devices() * settings.num_machines:
-        raise UserError(
-            f"{count} processes were asked for and there are {devices()} GPUs on each of {settings.num_machines} machines: "
-            "set --num_processes, one per GPU."
-        )
-    if kind == "NO" and count > 1:
-        raise UserError(
-            f"--accelerate_config {name} says distributed_type: NO and {count} processes: take ddp or fsdp2."
-        )
+    cpu, gpus, machines = settings.use_cpu, devices(), settings.num_machines
+    cannot_work = {
+        "needs DeepSpeed: pip install deepspeed, or take fsdp2": kind == "DEEPSPEED" and find_spec("deepspeed") is None,
+        f"has use_cpu with {kind}, which Accelerate drops on CPU: take cpu, or remove use_cpu": cpu and kind in SHARDED,
+        "has use_cpu on several machines: use one machine, or GPUs": cpu and machines > 1,
+        "is for GPUs and there is none here: take cpu, or leave the flag out": not cpu and not gpus,
+        f"has {count} processes and there are {gpus} GPUs on each of {machines} machines: set --num_processes, one per GPU": (
+            not cpu and count > gpus * machines
+        ),
+        f"says distributed_type: NO and {count} processes: take ddp or fsdp2": not cpu and kind == "NO" and count > 1,
+    }
+    for sentence, so in cannot_work.items():
+        if so:
+            raise UserError(f"--accelerate_config {name} {sentence}.")
 
 
 def accelerate_arguments(file: Path, settings: Any, count: int, command: list[str]) -> Any:
@@ -225,31 +198,3 @@ def check_joined(world_size: int, device: torch.device) -> None:
         )
     if int(os.environ.get("RANK", "0")) > 0:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (for the life of the process)
-
-
-def same_everywhere(value: Any) -> Any:
-    """Rank 0's: what a clock can decide (a judge that ran out of time) must not differ between ranks."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
-
-
-@contextmanager
-def only_writer(folder: str | Path) -> Iterator[None]:
-    """No other training writes there meanwhile. All processes of this one are one owner: rank 0 holds the lock, and if it is
-    refused all are told."""
-    path, taken, refused = Path(folder, LOCK), False, None
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0:
-        try:
-            taken = lock.acquire(path, again=True)
-        except UserError as e:
-            refused = str(e)
-    if refused := same_everywhere(refused):
-        raise UserError(refused)
-    try:
-        yield
-    finally:
-        if taken:
-            lock.release(path)

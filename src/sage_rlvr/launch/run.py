@@ -1,32 +1,33 @@
 """``sage-rlvr train``: a recipe and flags in TRL's way, SFT where the recipe asks for it, then RL; run again, it goes on."""
 
 import json
-import os
 import re
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
 from accelerate.utils import patch_environment
 from datasets import Dataset
+from transformers.hf_argparser import HfArg
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from trl import ModelConfig, TrlParser, get_quantization_config
 
+from sage_rlvr import values
 from sage_rlvr.errors import UserError
 from sage_rlvr.files import read_json
+from sage_rlvr.launch import adapters, data, multi_process, sft
+from sage_rlvr.launch.random_reward import check_chance
+from sage_rlvr.launch.recipes import load_recipe
 from sage_rlvr.models import check_vocabulary, is_adapter, load_model, load_tokenizer, write_whole
 from sage_rlvr.names import OLD, closest, field_flags, near
 from sage_rlvr.provenance import made_with
-from sage_rlvr.tasks import chat_template, get_format, rows
+from sage_rlvr.runs import interrupt, writer
+from sage_rlvr.runs.checkpoint import set_aside
+from sage_rlvr.tasks import chat_template, get_format, own, rows
 from sage_rlvr.tasks.prompts import continued
-from sage_rlvr.train import adapters, data, gone, interrupt, launch, sft, values
 from sage_rlvr.train.callbacks import HeldOutPassAtK
-from sage_rlvr.train.checkpoint import set_aside
 from sage_rlvr.train.config import SAGEConfig
-from sage_rlvr.train.data import candidates, problems
-from sage_rlvr.train.random_reward import check_chance
-from sage_rlvr.train.recipes import load_recipe
 from sage_rlvr.train.trainer import SAGETrainer
 
 RECORD = "run.json"
@@ -49,92 +50,68 @@ _FREE = re.compile(
 class RunArguments:
     """What a run needs beside SAGEConfig and TRL's ModelConfig."""
 
-    dataset: str | None = field(
-        default=None,
-        metadata={"help": "Your own data: a .jsonl, .json, .csv or .parquet file, a folder, or a Hub id."},
+    dataset: str | None = HfArg(
+        default=None, help="Your own data: a .jsonl, .json, .csv or .parquet file, a folder, or a Hub id."
     )
-    reward: list[str] | None = field(
+    reward: list[str] | None = HfArg(
         default=None,
-        metadata={
-            "help": "Your own rewards, file.py:function or module:function, as TRL calls them (docs/your_data.md)."
-        },
+        help="Your own rewards, file.py:function or module:function, as TRL calls them (docs/your_data.md).",
     )
-    task: str = field(
+    task: str = HfArg(default="", help="Or problems that ship: 'sage-rlvr tasks' lists them. Default: dapo-math-17k.")
+    prompt_column: str | None = HfArg(
+        default=None, help="Column of the prompts in --dataset. Default: prompt, question or problem."
+    )
+    answer_column: str | None = HfArg(
+        default=None, help="Column of the right answers in --dataset. Default: answer or solution."
+    )
+    dataset_config: str | None = HfArg(default=None, help="Config of a Hub dataset, such as main.")
+    split: str | None = HfArg(default=None, help="Split of a Hub dataset or folder. Default: train.")
+    extract: str | None = HfArg(
+        default=None,
+        help="How an answer is found in a completion: marked (<SOLUTION> or \\boxed), any (also the last number), or "
+        "file.py:function. Default: as the prompt format does.",
+    )
+    holdout: int | None = HfArg(
+        default=None,
+        help="So many rows of --dataset are not trained on, and their pass@k is measured while training. The same rows "
+        "for every seed; 'sage-rlvr eval --dataset … --holdout' samples them.",
+    )
+    eval_dataset: str | None = HfArg(
+        default=None, help="Or your own held-out data, as --dataset; the first held_out_rows of them are measured."
+    )
+    correct_at: float = HfArg(
+        default=1.0, help="With --reward: a held-out completion is right where its weighted reward is at least this."
+    )
+    rows: int | None = HfArg(default=None, help="Only the first rows of the task.")
+    within_reach: str | None = HfArg(
+        default=None,
+        help="Folder of an evaluation of the start model on the task: of the rows, only problems it solves sometimes.",
+    )
+    prompt_format: str = HfArg(
         default="",
-        metadata={"help": "Or problems that ship: 'sage-rlvr tasks' lists them. Default: dapo-math-17k."},
+        help="Prompt format: paper, boxed, plain, symbols, as_is, or a registered name. Default: paper; with "
+        "--dataset boxed; with --dataset and --reward as_is.",
     )
-    prompt_column: str | None = field(
-        default=None, metadata={"help": "Column of the prompts in --dataset. Default: prompt, question or problem."}
-    )
-    answer_column: str | None = field(
-        default=None, metadata={"help": "Column of the right answers in --dataset. Default: answer or solution."}
-    )
-    dataset_config: str | None = field(default=None, metadata={"help": "Config of a Hub dataset, such as main."})
-    split: str | None = field(default=None, metadata={"help": "Split of a Hub dataset or folder. Default: train."})
-    extract: str | None = field(
+    data_dir: str | None = HfArg(default=None, help="Folder of local task files, in the Hub's schema.")
+    decontaminate: bool | None = HfArg(
         default=None,
-        metadata={
-            "help": "How an answer is found in a completion: marked (<SOLUTION> or \\boxed), any (also the last number), or "
-            "file.py:function. Default: as the prompt format does."
-        },
+        help="Drop problems that repeat an evaluation problem; true fetches the benchmarks. Default: for "
+        "mathematics that ships, against the benchmarks on this machine.",
     )
-    holdout: int | None = field(
+    random_reward: float | None = HfArg(
         default=None,
-        metadata={
-            "help": "So many rows of --dataset are not trained on, and their pass@k is measured while training. The same rows "
-            "for every seed; 'sage-rlvr eval --dataset … --holdout' samples them."
-        },
+        help="A control: training is paid 1 with this chance, else 0, whatever was answered. The true verdict is "
+        "logged as sage/true_reward; held-out curves and evaluations do not change.",
     )
-    eval_dataset: str | None = field(
+    sft: str | None = HfArg(
         default=None,
-        metadata={"help": "Or your own held-out data, as --dataset; the first held_out_rows of them are measured."},
+        help="Recipe of the SFT stage before RL, made in sft/ beside output_dir once for all runs; none: RL only.",
     )
-    correct_at: float = field(
-        default=1.0,
-        metadata={"help": "With --reward: a held-out completion is right where its weighted reward is at least this."},
-    )
-    rows: int | None = field(default=None, metadata={"help": "Only the first rows of the task."})
-    within_reach: str | None = field(
-        default=None,
-        metadata={
-            "help": "Folder of an evaluation of the start model on the task: of the rows, only problems it solves sometimes."
-        },
-    )
-    prompt_format: str = field(
-        default="",
-        metadata={
-            "help": "Prompt format: paper, boxed, plain, symbols, as_is, or a registered name. Default: paper; with "
-            "--dataset boxed; with --dataset and --reward as_is."
-        },
-    )
-    data_dir: str | None = field(default=None, metadata={"help": "Folder of local task files, in the Hub's schema."})
-    decontaminate: bool | None = field(
-        default=None,
-        metadata={
-            "help": "Drop problems that repeat an evaluation problem; true fetches the benchmarks. Default: for "
-            "mathematics that ships, against the benchmarks on this machine."
-        },
-    )
-    random_reward: float | None = field(
-        default=None,
-        metadata={
-            "help": "A control: training is paid 1 with this chance, else 0, whatever was answered. The true verdict is "
-            "logged as sage/true_reward; held-out curves and evaluations do not change."
-        },
-    )
-    sft: str | None = field(
-        default=None,
-        metadata={
-            "help": "Recipe of the SFT stage before RL, made in sft/ beside output_dir once for all runs; none: RL only."
-        },
-    )
-    held_out: list[str] | None = field(
-        default=None, metadata={"help": "Tasks whose pass@k is measured while training."}
-    )
-    held_out_rows: int = field(default=32, metadata={"help": "Problems of each held-out task."})
-    held_out_every: int = field(default=50, metadata={"help": "Steps between held-out measurements."})
-    held_out_n: int = field(default=8, metadata={"help": "Samples per held-out problem: pass@1 and pass@n are logged."})
-    resume: bool = field(default=True, metadata={"help": "Go on from the newest whole checkpoint in output_dir."})
+    held_out: list[str] | None = HfArg(default=None, help="Tasks whose pass@k is measured while training.")
+    held_out_rows: int = HfArg(default=32, help="Problems of each held-out task.")
+    held_out_every: int = HfArg(default=50, help="Steps between held-out measurements.")
+    held_out_n: int = HfArg(default=8, help="Samples per held-out problem: pass@1 and pass@n are logged.")
+    resume: bool = HfArg(default=True, help="Go on from the newest whole checkpoint in output_dir.")
 
     def __post_init__(self) -> None:
         values.check(self)
@@ -168,7 +145,6 @@ def parse(argv: list[str], read: bool = True) -> tuple[RunArguments, SAGEConfig,
             )
         name = argv[at + 1]
         del argv[at : at + 2]
-    argv = [word if word != "--no_decontaminate" else "--decontaminate=false" for word in argv]
     settings = load_recipe(name) if name else {}
     flags = {word.partition("=")[0] for word in argv}
     if "--dataset" in flags:
@@ -176,12 +152,9 @@ def parse(argv: list[str], read: bool = True) -> tuple[RunArguments, SAGEConfig,
     if "--task" in flags:
         for key in ("dataset", *data.DATA_FLAGS):
             settings.pop(key, None)
-    for key, value in (settings.pop("env", None) or {}).items():
-        os.environ[key] = str(value)
     recipe = dict(settings)
     settings.setdefault("output_dir", UNNAMED)
     parser = make_parser()
-    gone.refuse(settings, f"recipe {name}: ")
     unknown = parser.set_defaults_with_config(**settings)
     if unknown:
         raise UserError(f"recipe {name}: {_unknown(unknown[0].removeprefix('--'))}")
@@ -192,8 +165,7 @@ def parse(argv: list[str], read: bool = True) -> tuple[RunArguments, SAGEConfig,
     except (ValueError, ImportError) as e:  # what TRL and transformers refuse is a value that somebody wrote
         raise UserError(" ".join(str(e).split())) from e
     if strangers:
-        flag, _, value = strangers[0].removeprefix("--").partition("=")
-        raise UserError(gone.instead(flag, value or next(iter(strangers[1:]), None)) or _unknown(flag))
+        raise UserError(_unknown(strangers[0].removeprefix("--").partition("=")[0]))
     run, args, model_args = parsed
     values.check(model_args)
     if read:
@@ -232,12 +204,12 @@ def train(argv: list[str], go_on: str | None = None) -> Path:
     """The whole run; answers the folder of the trained weights. ``go_on``: what a user who interrupts it is told to do (their
     own command again)."""
     go_on = go_on or interrupt.go_on("train", argv)
-    argv, config, processes = launch.take_flags(argv)
+    argv, config, processes = multi_process.take_flags(argv)
     if config is not None:
         with patch_environment(**{interrupt.GO_ON: go_on}):
-            raise SystemExit(launch.launch(["train", *argv], config, processes))
+            raise SystemExit(multi_process.launch(["train", *argv], config, processes))
     run, args, model_args = parse(argv)
-    launch.check_joined(args.world_size, args.device)
+    multi_process.check_joined(args.world_size, args.device)
     check_installed(args, model_args)
     start = _sft_stage(run, args, model_args, go_on) or model_args.model_name_or_path
     if not start:
@@ -247,20 +219,19 @@ def train(argv: list[str], go_on: str | None = None) -> Path:
         return Path(start)
     folder = Path(args.output_dir)
     settings = settings_of(run, args, model_args)
-    if read_record(folder, settings) and run.resume:  # also where it cannot be written
-        return _told_finished(folder)
-    with launch.only_writer(folder):
-        if read_record(folder, settings) and run.resume:  # by the run that had the lock until now
-            return _told_finished(folder)
-        _train(run, args, model_args, str(start), settings, go_on)
-    return folder
-
-
-def _told_finished(folder: Path) -> Path:
+    if not _finished(folder, run, settings):  # first without the lock: it may be a folder that cannot be written
+        with writer.only_writer(folder):
+            if not _finished(folder, run, settings):  # by the run that had the lock until now
+                _train(run, args, model_args, str(start), settings, go_on)
+                return folder
     print(
         f"{folder} is finished; its weights are there (another --out starts a new run, --no_resume starts this one again)"
     )
     return folder
+
+
+def _finished(folder: Path, run: RunArguments, settings: dict[str, Any]) -> bool:
+    return read_record(folder, settings) and run.resume
 
 
 def _train(
@@ -286,12 +257,12 @@ def _train(
 def build(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: str) -> SAGETrainer:
     """The trainer of a run, with data, prompts, reward and held-out measurement as the arguments say."""
     trusted = args.trust_remote_code
-    reward, found = data.rewards(run, args), candidates(run)
-    trained = problems(run, found)
+    reward, candidates = data.rewards(run, args), data.candidates(run)
+    trained = data.problems(run, candidates)
     tokenizer, fmt = load_tokenizer(start, trust_remote_code=trusted), get_format(run.prompt_format)
     text = continued(trained[0], fmt) is not None
     if run.dataset and args.process_index == 0:
-        print(data.told(run, len(trained), text, bool(tokenizer.chat_template)))
+        print(data.data_line(run, len(trained), text, bool(tokenizer.chat_template)))
     held_out = list(data.held_out(run, args, trained))
     if not all(continued(p, fmt) is not None for asked in (trained, *(held for _, held, _ in held_out)) for p in asked):
         tokenizer.chat_template = chat_template(tokenizer, fmt)
@@ -313,7 +284,7 @@ def build(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, start: s
         reward,
         args,
         train_dataset=Dataset.from_list(rows(trained, run.prompt_format)),
-        keep_dataset=Dataset.from_list(rows(found, run.prompt_format)) if args.keep_from else None,
+        keep_dataset=Dataset.from_list(rows(candidates, run.prompt_format)) if args.keep_from else None,
         processing_class=tokenizer,
         peft_config=None if adapter else adapters.lora(model, model_args),  # an adapter from SFT is trained further
     )
@@ -364,7 +335,7 @@ def check_installed(args: SAGEConfig, model_args: ModelConfig | None = None) -> 
 
 
 def settings_of(run: RunArguments, args: SAGEConfig, model_args: ModelConfig) -> dict[str, Any]:
-    everything = asdict(run) | args.to_dict() | asdict(model_args) | data.digests(run)
+    everything = asdict(run) | args.to_dict() | asdict(model_args) | own.digests(run, run.task)
     if run.decontaminate is None:
         everything["decontaminate"] = not run.dataset  # as runs were recorded before it had a third value
     return json.loads(json.dumps({k: v for k, v in sorted(everything.items()) if not _FREE.match(k)}, default=str))
@@ -379,7 +350,7 @@ def read_record(folder: Path, settings: dict[str, Any]) -> bool:
             raise UserError(f"{folder} holds something else ({others[0]}, and no {RECORD}): use another output_dir.")
         return False
     record = read_json(path, settings=dict, finished=bool)
-    made = gone.translated(record["settings"])
+    made = record["settings"]
     same_rows = made.get("dataset_digest", "") == settings.get("dataset_digest")
     for name in sorted(made.keys() & settings.keys()):
         if made[name] != settings[name] and not (same_rows and name in ("dataset", "task")):

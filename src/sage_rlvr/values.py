@@ -15,7 +15,7 @@ import yaml
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.names import near
-from sage_rlvr.train.recipes import parse_yaml
+from sage_rlvr.strict_yaml import parse_yaml
 
 AT_LEAST = {  # field → the least it may be
     "beta": 0, "learning_rate": 0, "weight_decay": 0, "max_grad_norm": 0, "max_completion_length": 1,

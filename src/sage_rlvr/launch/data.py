@@ -11,6 +11,9 @@ from typing import Any
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.extensions import load_function
+from sage_rlvr.launch.random_reward import RandomReward
+from sage_rlvr.launch.reach import within_reach
+from sage_rlvr.runs import writer
 from sage_rlvr.tasks import (
     Problem,
     decontaminate,
@@ -24,9 +27,6 @@ from sage_rlvr.tasks import (
 from sage_rlvr.tasks.registry import TASKS
 from sage_rlvr.tasks.rewards import OwnReward, check_weights
 from sage_rlvr.tasks.scorers import reader, task_reward
-from sage_rlvr.train import launch
-from sage_rlvr.train.random_reward import RandomReward
-from sage_rlvr.train.reach import within_reach
 
 DEFAULT = "dapo-math-17k"  # the task where neither --task nor --dataset is given
 DATA_FLAGS = (*own.FLAGS, "split")  # which say something of --dataset alone
@@ -71,20 +71,20 @@ def _eval_task(run: Any) -> str:
 def rewards(run: Any, args: Any) -> Any:
     """What SAGETrainer takes: the task's own reward, or the user's functions."""
     if not run.reward:
-        found: Any = task_reward(run.task, run.prompt_format, extract=own.extract_of(run))
+        reward: Any = task_reward(run.task, run.prompt_format, extract=own.extract_of(run))
     else:
-        found = [load_function(name, "--reward") for name in run.reward]
-        check_weights(args.reward_weights, found)
+        reward = [load_function(name, "--reward") for name in run.reward]
+        check_weights(args.reward_weights, reward)
         if run.extract:
-            found[0].extract = reader(own.extract_of(run))
-        _check_answers(run, args, found[0])
+            reward[0].extract = reader(own.extract_of(run))
+        _check_answers(run, args, reward[0])
     if run.random_reward is not None:
-        if isinstance(found, list) and (len(found) > 1 or inspect.iscoroutinefunction(found[0])):
+        if isinstance(reward, list) and (len(reward) > 1 or inspect.iscoroutinefunction(reward[0])):
             raise UserError("--random_reward takes the place of one reward that is not async: give a single --reward.")
-        found = RandomReward(found[0] if isinstance(found, list) else found, run.random_reward, args.seed)
+        reward = RandomReward(reward[0] if isinstance(reward, list) else reward, run.random_reward, args.seed)
         if args.process_index == 0:
             print(f"sage: a control: training is paid 1 with chance {run.random_reward:g}, whatever is answered")
-    return found
+    return reward
 
 
 def _check_answers(run: Any, args: Any, first: Any) -> None:
@@ -107,26 +107,26 @@ def held_out(run: Any, args: Any, trained: list[Problem]) -> Iterator[tuple[str,
     name = run.eval_dataset or (run.task if run.holdout else None)
     if not name:
         return
-    found = load_task(name, limit=None if run.holdout else run.held_out_rows, split="test")
+    held = load_task(name, limit=None if run.holdout else run.held_out_rows, split="test")
     if run.reward:
         judge: Any = OwnReward(run.reward, args.reward_weights, run.correct_at)
     else:
         judge = task_reward(name, run.prompt_format, extract=own.extract_of(run))
         with make_scorer(name) as scorer:
-            found = launch.same_everywhere(keep_verifiable(found, scorer)[0])
+            held = writer.same_everywhere(keep_verifiable(held, scorer)[0])
     if args.process_index == 0:
-        print(_told_held_out(run, name, found, trained))
-    yield name, found, judge
+        print(_held_out_line(run, name, held, trained))
+    yield name, held, judge
 
 
-def _told_held_out(run: Any, name: str, found: list[Problem], trained: list[Problem]) -> str:
+def _held_out_line(run: Any, name: str, held: list[Problem], trained: list[Problem]) -> str:
     right = f"right: reward ≥ {run.correct_at:g}" if run.reward else "right: as the answer column says"
     if run.holdout:
-        where = f"{len(found):,} rows of {name}, not trained on"
+        where = f"{len(held):,} rows of {name}, not trained on"
     else:
         asked = {p.question for p in trained}
-        both = sum(p.question in asked for p in found)
-        where = f"{len(found):,} rows of {name}" + (f", {both:,} of which are trained on" if both else "")
+        both = sum(p.question in asked for p in held)
+        where = f"{len(held):,} rows of {name}" + (f", {both:,} of which are trained on" if both else "")
     return f"held out: {where}; pass@1 and pass@{run.held_out_n} every {run.held_out_every} steps; {right}"
 
 
@@ -138,24 +138,24 @@ def candidates(run: Any) -> list[Problem]:
     task = get_task(run.task)
     split = "train" if "train" in task.splits else None  # else the task's first
     made_here = task.generate is not None  # as many as are asked for
-    found = load_task(run.task, run.data_dir, limit=run.rows if made_here else None, split=split)
-    return _decontaminated(run, found)[: run.rows]
+    loaded = load_task(run.task, run.data_dir, limit=run.rows if made_here else None, split=split)
+    return _decontaminated(run, loaded)[: run.rows]
 
 
-def _decontaminated(run: Any, found: list[Problem]) -> list[Problem]:
+def _decontaminated(run: Any, loaded: list[Problem]) -> list[Problem]:
     """On request, and by default where the task is a neighbour of evaluation tasks: those of its scorer. Then it is compared with
     what is on this machine, and nothing is fetched."""
     if run.decontaminate is False:
-        return found
+        return loaded
     if run.decontaminate is None and run.dataset:
         print("decontamination: off for your own data; --decontaminate true fetches the benchmarks and compares")
-        return found
+        return loaded
     neighbours = [name for name in _neighbours(run.task) if name != run.task]
     if run.decontaminate is None and not neighbours:
-        return found
+        return loaded
     wanted = [name for name in TASKS if name != run.task] if run.decontaminate else neighbours
     against, missing = evaluation_problems(run.data_dir, wanted, fetch=bool(run.decontaminate))
-    report = decontaminate(found, against, missing=missing)
+    report = decontaminate(loaded, against, missing=missing)
     print(report.line())
     return report.kept
 
@@ -165,22 +165,21 @@ def _neighbours(name: str) -> list[str]:
     return [] if task.generate else [t.name for t in TASKS.values() if t.scorer == task.scorer]
 
 
-def problems(run: Any, found: list[Problem] | None = None) -> list[Problem]:
+def problems(run: Any, chosen: list[Problem]) -> list[Problem]:
     """The training problems: the candidates that are within reach, where that is asked for, with a gold that can be judged."""
-    found = candidates(run) if found is None else found
-    if run.within_reach and found:
-        found = within_reach(found, run.within_reach)
+    if run.within_reach and chosen:
+        chosen = within_reach(chosen, run.within_reach)
     if not (run.dataset and run.reward):  # else there is no gold
         with make_scorer(run.task) as scorer:
-            found = keep_verifiable(found, scorer)[0]
-    found = launch.same_everywhere(found)
-    if not found:
+            chosen = keep_verifiable(chosen, scorer)[0]
+    chosen = writer.same_everywhere(chosen)
+    if not chosen:
         where = "the answers" if run.dataset else "data_dir"
         raise UserError(f"no problem of task {run.task!r} is left to train on: check rows, {where} and decontaminate.")
-    return found
+    return chosen
 
 
-def told(run: Any, rows: int, text: bool, has_template: bool) -> str:
+def data_line(run: Any, rows: int, text: bool, has_template: bool) -> str:
     """One line before the run: what it trains on and what it is paid for."""
     how = f"in prompt format {run.prompt_format}" if run.prompt_format != "as_is" else "as they are"
     if text and has_template:
@@ -190,10 +189,6 @@ def told(run: Any, rows: int, text: bool, has_template: bool) -> str:
 
 
 # ---- the record --------------------------------------------------------------------------------------------------
-
-
-def digests(run: Any) -> dict[str, Any]:
-    return own.digests(run, run.task)
 
 
 def changed(folder: Path, name: str, was: Any, now: Any) -> bool:
@@ -210,8 +205,8 @@ def card(run: Any, rows: int) -> str:
     """A section of the model card."""
     if not (run.dataset or run.reward):
         return ""
-    found = digests(run)
-    paid = [f"`{name}` (sha256 {digest})" for name, digest in found.get("reward_digest", {}).items()]
-    data = f"`{run.task}`, {rows:,} rows" + (f" (sha256 {found['dataset_digest']})" if run.dataset else "")
+    digests = own.digests(run, run.task)
+    paid = [f"`{name}` (sha256 {digest})" for name, digest in digests.get("reward_digest", {}).items()]
+    data = f"`{run.task}`, {rows:,} rows" + (f" (sha256 {digests['dataset_digest']})" if run.dataset else "")
     reward = ", ".join(paid) or "its answer column, judged by Math-Verify"
     return f"\n## Data and reward\n\n- Data: {data}\n- Reward: {reward}\n- Prompt format: `{run.prompt_format}`\n"

@@ -12,8 +12,8 @@ from transformers import Trainer
 from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.utils import RepeatSampler
 
+from sage_rlvr.runs.manifest import CUT_SHORT, begin, fault, finish
 from sage_rlvr.errors import UserError
-from sage_rlvr.train.manifest import CUT_SHORT, begin, fault, finish
 
 VERSION = 1
 
@@ -50,30 +50,29 @@ def load_state(checkpoint: str | Path, rank: int, world: int = 1) -> dict[str, A
     return state
 
 
-def last_complete(output_dir: str | Path, ours: bool = True) -> str | None:
-    """The newest checkpoint that is whole, with our state in it if it is ``ours``."""
-    return next((str(path) for path in _newest_first(output_dir) if _usable(path, ours) and not fault(path)), None)
+def last_complete(output_dir: str | Path) -> str | None:
+    """The newest checkpoint that is whole."""
+    return next((str(path) for path in _newest_first(output_dir) if not fault(path)), None)
 
 
-def take_last_complete(output_dir: str | Path, ours: bool = True) -> str | None:
+def take_last_complete(output_dir: str | Path) -> str | None:
     """The same, for a run that goes on from it: newer ones that are not whole are named and put out of the way, where neither
     the rotation nor a later resume counts them. One that a kill cut short is removed, unless there is nothing else."""
     faults: dict[Path, str] = {}
     whole = None
     for path in _newest_first(output_dir):
-        if (wrong := fault(path)) is not None:
-            faults[path] = wrong
-        elif _usable(path, ours):
+        if (wrong := fault(path)) is None:
             whole = path
             break
+        faults[path] = wrong
     go_on = f"going on from {whole.name}" if whole else "there is no other, the run starts from its beginning"
     for path, wrong in faults.items():
         if whole and wrong == CUT_SHORT:
             shutil.rmtree(path)
             print(f"{path} {wrong}; {go_on}")
         else:
-            kept = _moved(path, Path(output_dir, "damaged"))
-            print(f"{path} {wrong}; it is kept as {kept}; {go_on}")
+            aside = _moved(path, Path(output_dir, "damaged"))
+            print(f"{path} {wrong}; it is kept as {aside}; {go_on}")
     return str(whole) if whole else None
 
 
@@ -86,12 +85,8 @@ def refuse_damaged(checkpoint: str | Path) -> None:
 
 
 def _newest_first(output_dir: str | Path) -> list[Path]:
-    found = [p for p in Path(output_dir).glob("checkpoint-*") if p.name[11:].isdigit()]
-    return sorted(found, key=lambda p: int(p.name[11:]), reverse=True)
-
-
-def _usable(checkpoint: Path, ours: bool) -> bool:
-    return not ours or state_file(checkpoint, 0).is_file()
+    numbered = [p for p in Path(output_dir).glob("checkpoint-*") if p.name[11:].isdigit()]
+    return sorted(numbered, key=lambda p: int(p.name[11:]), reverse=True)
 
 
 def _moved(path: Path, to: Path) -> Path:

@@ -3,12 +3,11 @@
 import ast
 import shutil
 import textwrap
-from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any
 
+from sage_rlvr.launch.recipes import recipe_lines, shelf
 from sage_rlvr.names import FIELDS
-from sage_rlvr.train.recipes import recipe_lines
 
 # the shared names and those fields of TRL that most runs set; a test holds the defaults against TRL's
 SHARED = {
@@ -44,15 +43,12 @@ DERIVED = {"use_bias_correction_kl"}  # nobody sets it
 def train_help(width: int | None = None) -> str:
     """Usage, examples, our settings with their defaults, TRL's that most runs set, and the recipes."""
     width = width or min(shutil.get_terminal_size().columns, 120)
-    launchers = sorted(
-        f.name[:-5] for f in files("sage_rlvr").joinpath("launchers").iterdir() if f.name.endswith(".yaml")
-    )
     several = {
-        "accelerate_config": (f"several processes: {', '.join(launchers)}, or a file", None),
+        "accelerate_config": (f"several processes: {', '.join(shelf('launchers'))}, or a file", None),
         "num_processes": ("how many (default: as the config says, else one per GPU)", None),
     }
     method = declared("sage_rlvr.train.config", "SAGEConfig")
-    run = declared("sage_rlvr.train.run", "RunArguments")
+    run = declared("sage_rlvr.launch.run", "RunArguments")
     about = (
         "Train with GRPO, or with SAGE's anchor. Flags override the recipe. Run the same command again to continue after an "
         "interruption."
@@ -80,25 +76,27 @@ def train_help(width: int | None = None) -> str:
 def _listed(title: str, settings: dict[str, tuple[str, Any]], width: int) -> str:
     wrapper = textwrap.TextWrapper(width, initial_indent=" " * 6, subsequent_indent=" " * 6, break_on_hyphens=False)
     lines = [title]
-    for name, (said, default) in settings.items():
-        shown = "" if default in (None, "") or "(default" in said else f" (default: {default})"
-        lines += [f"  --{name}", *wrapper.wrap(said.rstrip(".") + shown)]
+    for name, (text, default) in settings.items():
+        suffix = "" if default in (None, "") or "(default" in text else f" (default: {default})"
+        lines += [f"  --{name}", *wrapper.wrap(text.rstrip(".") + suffix)]
     return "\n".join(lines)
 
 
 def declared(module: str, name: str) -> dict[str, tuple[str, Any]]:
-    """field → (help, default) of a dataclass, from its source, where each has field(default=…, metadata={"help": …})."""
+    """field → (help, default) of a dataclass, from its source: each field is a call with the two, or with metadata."""
     spec = find_spec(module)
     assert spec is not None
     assert spec.loader is not None
     tree = ast.parse(spec.loader.get_source(module))  # type: ignore[attr-defined]
     body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name).body
-    found = {}
+    listed = {}
     for node in body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Call):
-            given = {word.arg: word.value for word in node.value.keywords}
-            said = ast.literal_eval(given["metadata"])["help"]
+            given = dict(zip(("default", "help"), node.value.args)) | {
+                word.arg: word.value for word in node.value.keywords
+            }
+            text = ast.literal_eval(given["help"]) if "help" in given else ast.literal_eval(given["metadata"])["help"]
             default = ast.literal_eval(given["default"]) if "default" in given else None
             if node.target.id not in DERIVED:
-                found[node.target.id] = (said, default)
-    return found
+                listed[node.target.id] = (text, default)
+    return listed

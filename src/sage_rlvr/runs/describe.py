@@ -1,17 +1,26 @@
-"""What a run is, in a few lines at its start: anchor, loss, reference, model, data, steps, folder."""
+"""What a run is, in a few lines: printed at its start (anchor, loss, reference, model, data, steps, folder), and in the card of
+the model that it leaves."""
 
 import logging
 import textwrap
+from pathlib import Path
 from typing import Any
 
 from accelerate.utils import is_peft_model
 from torch import nn
 from transformers import TrainerCallback
 
-from sage_rlvr.train.config import SAGEConfig
 
 WIDTH = 80
 GROUP = {"group": "group (r − mean)/std", "batch": "group (r − mean)/std of the batch", "none": "group r − mean"}
+GRADIENT = {
+    "k3": "k3 in the loss, as published: a forward-KL pull toward the anchor, prefix by prefix",
+    "k2": "k2 in the loss: a reverse-KL pull, token by token",
+    "k3+": "k3+ in the loss (bias-corrected): a reverse-KL pull, token by token",
+    "forward": "forward-KL surrogate in the loss, the gradient of k3",
+    "forward-value": "autodiff of the forward-KL value in the loss: the gradient of neither KL",
+    "k1-reward": "k1 in the reward, as derived",
+}
 
 
 class Banner(TrainerCallback):
@@ -27,31 +36,42 @@ class Banner(TrainerCallback):
 
 
 def lines(trainer: Any) -> list[str]:
+    wrapper = textwrap.TextWrapper(WIDTH, subsequent_indent=" " * 11, break_long_words=False, break_on_hyphens=False)
+    parts = about(trainer) | {"output": trainer.args.output_dir}
+    if done := trainer.state.global_step:
+        parts["steps"] += f"; goes on after step {done}"
+    return [line for name, text in parts.items() for line in wrapper.wrap(f"{name + ':':<11}{text}")]
+
+
+def card(trainer: Any) -> str:
+    """A section of the model card."""
+    args, parts = trainer.args, about(trainer)
+    parts["estimator"] = GRADIENT[args.anchor_estimator]
+    if args.anchor_estimator == "k1-reward":
+        departures = args.departures()
+        parts["exact gradient of the objective"] = "no, " + "; ".join(departures) if departures else "yes"
+    if args.keep_from is not None:
+        how = {"forward": "forward KL", "js": "Jensen–Shannon divergence"}[args.keep_divergence]
+        parts["kept"] = (
+            f"{how} on right answers of the model before RL, drawn beforehand (`{Path(args.keep_from).name}`, at most "
+            f"{args.keep_per_problem} per problem), weight {args.keep_coef}; arXiv 2509.07430"
+        )
+    return "\n## The run (sage-rlvr)\n\n" + "".join(f"- {name.capitalize()}: {text}\n" for name, text in parts.items())
+
+
+def about(trainer: Any) -> dict[str, str]:
     args = trainer.args
-    parts = {
+    return {
         "anchor": anchor(args, trainer.guide),
         "loss": f"{args.loss_type}, advantage {_advantage(args)}",
         "reference": reference(trainer),
         "model": _model(trainer),
         "data": _data(trainer),
         "steps": _steps(trainer),
-        "output": args.output_dir,
     }
-    return [
-        line
-        for name, said in parts.items()
-        for line in textwrap.wrap(
-            said,
-            WIDTH,
-            initial_indent=f"{name + ':':<11}",
-            subsequent_indent=" " * 11,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    ]
 
 
-def anchor(args: SAGEConfig, guide: Any) -> str:
+def anchor(args: Any, guide: Any) -> str:
     """As in "branch guide (ratio 0.3) on π_ref, k3, β 0.05"."""
     if args.beta == 0:
         return "none (β 0)"
@@ -67,29 +87,30 @@ def reference(trainer: Any) -> str:
     if args.beta == 0:
         return "none"
     if trainer.ref_model is not None:
-        said = f"a frozen copy of the model, {_size(trainer.ref_model)}"
+        text = f"a frozen copy of the model, {_size(trainer.ref_model)}"
     elif is_peft_model(trainer.model) and "ref" in trainer.model.peft_config:
-        said = "the base with a frozen copy of the adapter it was given"
+        text = "the base with a frozen copy of the adapter it was given"
     else:
-        said = "the base with the adapter off (no extra memory)"
+        text = "the base with the adapter off (no extra memory)"
     if args.anchor_reset:
-        said += f"; becomes the policy every {args.anchor_reset} steps"
+        text += f"; becomes the policy every {args.anchor_reset} steps"
     if args.sync_ref_model:
-        said += f"; moves toward the policy every {args.ref_model_sync_steps} steps"
-    return said
+        text += f"; moves toward the policy every {args.ref_model_sync_steps} steps"
+    return text
 
 
-def _advantage(args: SAGEConfig) -> str:
-    parts = args.make_advantage().parts
-    return " + ".join(
-        GROUP[part.settings()["scale"]] if part.name == "group" else f"{part.name}{_arguments(part.settings())}"
-        for part in parts
-    )
+def _advantage(args: Any) -> str:
+    """Its parts with their settings; GRPO's own last where none of them makes the advantages."""
+    others = [part for part in args.make_advantage().parts if part.name != "group"]
+    names = [f"{part.name}{_arguments(part.settings())}" for part in others]
+    if all(part.stage != "advantage" for part in others):
+        names.append(GROUP[args.scale_rewards])
+    return " + ".join(names)
 
 
 def _arguments(settings: dict[str, Any]) -> str:
-    told = ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
-    return f" ({told})" if told else ""
+    listed = ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
+    return f" ({listed})" if listed else ""
 
 
 def _size(model: nn.Module) -> str:
@@ -121,12 +142,14 @@ def _data(trainer: Any) -> str:
 
 
 def _steps(trainer: Any) -> str:
-    args, state = trainer.args, trainer.state
+    args = trainer.args
     per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     prompts = per_step / args.num_generations
     groups = f"{prompts:g} prompt{'s' * (prompts != 1)} × {args.num_generations}"
-    said = f"{state.max_steps} × {per_step} rollouts ({groups}), at most {args.max_completion_length} tokens each"
+    text = (
+        f"{trainer.state.max_steps} × {per_step} rollouts ({groups}), at most {args.max_completion_length} tokens each"
+    )
     updates = args.steps_per_generation * trainer.num_iterations / args.gradient_accumulation_steps
     if updates != 1:
-        said += f"; {updates:g} steps per rollout batch"
-    return said + (f"; goes on after step {state.global_step}" if state.global_step else "")
+        text += f"; {updates:g} steps per rollout batch"
+    return text

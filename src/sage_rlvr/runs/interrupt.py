@@ -14,7 +14,6 @@ import torch
 from transformers import Trainer, TrainerCallback
 
 from sage_rlvr.extensions import MODULES
-from sage_rlvr.train.callbacks import TrainingProgress
 
 GO_ON = "SAGE_RLVR_GO_ON"  # in the environment of a process that another started: how its user goes on
 IN_PYTHON = "run the script again with trainer.train(resume_from_checkpoint=True)"
@@ -28,8 +27,8 @@ ASKED = (
 
 def go_on(verb: str, argv: Sequence[str]) -> str:
     """How a user goes on with ``sage-rlvr VERB ARGV``: their own command, without what asks for a fresh start."""
-    if told := os.environ.get(GO_ON):
-        return told
+    if how := os.environ.get(GO_ON):
+        return how
     words = list(argv)
     for i in reversed([i for i, word in enumerate(words) if word.startswith(("--resume", "--no_resume"))]):
         name, equals, _ = words[i].partition("=")
@@ -51,8 +50,8 @@ def saved_on_signal(trainer: Trainer, how: str) -> Iterator[None]:
     finally:
         callback.restore()
         trainer.remove_callback(callback)
-        for line in (c for c in trainer.callback_handler.callbacks if isinstance(c, TrainingProgress)):
-            line.close()  # else the terminal stays without a cursor
+        for progress in (c for c in trainer.callback_handler.callbacks if hasattr(c, "close")):
+            progress.close()  # else the terminal stays without a cursor
     state = trainer.state
     if callback.received and state.global_step < state.max_steps:
         if trainer.accelerator.is_main_process:
@@ -98,13 +97,13 @@ class _SaveOnSignal(TrainerCallback):
         return self._agree(control)
 
     def _agree(self, control: Any) -> Any:
-        told = self.received
+        first = self.received
         if self.accelerator.num_processes > 1:
-            flags = torch.tensor([float(told == number) for number in SIGNALS], device=self.accelerator.device)
+            flags = torch.tensor([float(first == number) for number in SIGNALS], device=self.accelerator.device)
             counts = self.accelerator.reduce(flags, reduction="sum").tolist()
-            told = max((number for number, count in zip(SIGNALS, counts) if count), default=0)
-        if told:
-            self.received = told
+            first = max((number for number, count in zip(SIGNALS, counts) if count), default=0)
+        if first:
+            self.received = first
             control.should_save = control.should_training_stop = True
         return control
 
