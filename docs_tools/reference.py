@@ -63,7 +63,7 @@ def own_parser(verb: str) -> tuple[argparse.ArgumentParser, set[str] | None]:
     """Of a verb that parses its words itself, with the flags that are shown here: the others are settings (fields.md)."""
     from transformers import HfArgumentParser
 
-    from sage_rlvr.doctor.page import plan_flags
+    from sage_rlvr.doctor.console import plan_flags
     from sage_rlvr.evaluate.run import EvalArguments
     from sage_rlvr.train import run
 

@@ -62,7 +62,6 @@ def one_case(case: str, model: str) -> dict:
         "within_a_quarter": abs(planned / allocated - 1) <= 0.25,
         "phase": plan.memory.worst,
         "parts": {p.name: p.bytes for p in plan.memory.phases[plan.memory.worst]},
-        "planned_seconds": sum(plan.seconds.values()),
         "wall_seconds_with_loading": wall,
     }
 

@@ -99,7 +99,7 @@ def _train(argv: list[str]) -> None:
 def _plan(argv: list[str]) -> None:
     import argparse
 
-    from sage_rlvr.doctor.page import plan_flags
+    from sage_rlvr.doctor.console import plan_flags
 
     parser = argparse.ArgumentParser(prog="sage-rlvr plan", allow_abbrev=False)
     plan_flags(parser)

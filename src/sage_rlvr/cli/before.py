@@ -13,7 +13,7 @@ def _doctor_flags(p: argparse.ArgumentParser) -> None:
 
 
 def _doctor(args: argparse.Namespace) -> None:
-    from sage_rlvr.doctor.page import show_doctor
+    from sage_rlvr.doctor.console import show_doctor
 
     if not show_doctor(args.config, args.verl, args.json):
         raise Failed("something must be fixed: see above.")
@@ -28,13 +28,13 @@ DOCTOR = Verb(
 
 
 def _plan(args: argparse.Namespace) -> None:
-    from sage_rlvr.doctor.page import show_plan
+    from sage_rlvr.doctor.console import show_plan
 
     show_plan(args.argv)
 
 
 PLAN = Verb(
-    "estimated memory, time and disk of a run before it starts",
+    "estimated memory and disk of a run before it starts",
     "sage-rlvr plan --config recipes/branch.yaml --gpu rtx4090",
     None,
     _plan,

@@ -5,13 +5,14 @@ import io
 from pathlib import Path
 from typing import Any
 
-from sage_rlvr.doctor.check import Check
-from sage_rlvr.doctor.machine import GB, disk_checks, hub_check
-from sage_rlvr.doctor.plan import Plan, cached, make_plan
+from sage_rlvr.doctor.architectures import architecture
+from sage_rlvr.doctor.machine import GB, Check, disk_checks
+from sage_rlvr.doctor.plan import make_plan
 from sage_rlvr.errors import UserError
 from sage_rlvr.models import base_of, is_adapter, load_tokenizer
+from sage_rlvr.models.fingerprints import folder_of
 from sage_rlvr.models.gguf import is_gguf
-from sage_rlvr.models.loading import check_folder, check_shapes, resolved
+from sage_rlvr.models.loading import check_folder, check_shapes, hub_in_reach, resolved
 from sage_rlvr.tasks.loading import local_files
 from sage_rlvr.tasks.registry import get_task
 from sage_rlvr.tasks.trivial import warning
@@ -99,7 +100,7 @@ def model_found(name: str | None, trusted: bool = False) -> str | Check:
         check_folder(Path(source), trusted)
         load_tokenizer(source, trust_remote_code=trusted)
         return f"folder {name}"
-    if cached(source):
+    if folder_of(source) is not None:
         return f"{source}, in the Hub's cache"
     return _from_hub("model", source, "give --model the folder of a copy")
 
@@ -108,8 +109,6 @@ def adapter_fits(adapter: str, trusted: bool = False) -> str:
     """Each LoRA pair against the layer it is for, on a base without storage."""
     import torch
     from transformers import AutoModelForCausalLM
-
-    from sage_rlvr.doctor.architectures import architecture
 
     base = base_of(adapter)
     if not any(Path(adapter).glob("adapter_model.*")):
@@ -135,13 +134,11 @@ def data_found(task: str, data_dir: str | None) -> str | Check:
 
 
 def _from_hub(name: str, source: str, fix: str, data: bool = False) -> Check:
-    hub = hub_check()
-    if hub.ok or "proxy" in hub.found:
+    if hub_in_reach(3.0):
         return Check(name, True, f"{source}, to be fetched from the Hub")
     if data:  # datasets keeps its own cache, whose layout is its own affair
-        return Check(
-            name, None, f"{source} is not in a data folder and the Hub is out of reach; perhaps cached", f"{fix}."
-        )
+        found = f"{source} is not in a data folder and the Hub is out of reach; perhaps cached"
+        return Check(name, None, found, f"{fix}.")
     return Check(name, False, f"{source} is not here and the Hub is out of reach", f"go online, or {fix}.")
 
 
@@ -166,17 +163,12 @@ def _unclaimed(run: Any, args: Any, model_args: Any) -> str:
 
 def _plan_checks(argv: list[str], output_dir: str) -> list[Check]:
     try:
-        plan = make_plan(argv, probe_seconds=0.02)  # its time is not looked at
+        plan = make_plan(argv)
     except (UserError, ValueError, RuntimeError) as e:
         return [Check("memory", None, f"no plan could be made ({' '.join(str(e).split())[:160]})")]
-    needed = sum(p.bytes for p in plan.disk if p.name != "model from the Hub")
-    return [_memory(plan), disk_checks(output_dir, needed)[0]]
-
-
-def _memory(plan: Plan) -> Check:
     found = f"about {plan.memory.peak / GB:.1f} GB of {plan.device.free / GB:.1f} GB free on {plan.device.name}"
-    if plan.fits:
-        return Check("memory", True, found)
     enough = [flags for flags, peak in plan.fixes if peak <= plan.device.free]
     flags = (enough or [flags for flags, _ in plan.fixes] or ["a smaller model"])[0]
-    return Check("memory", False, found, f"try {flags}; 'sage-rlvr plan' shows what costs what.")
+    fix = "" if plan.fits else f"try {flags}; 'sage-rlvr plan' shows what costs what."
+    needed = sum(p.bytes for p in plan.disk if p.name != "model from the Hub")
+    return [Check("memory", plan.fits, found, fix), disk_checks(output_dir, needed)[0]]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
-from sage_rlvr.doctor.check import Check
+from sage_rlvr.doctor.machine import Check
 from sage_rlvr.extensions import leave_working_directory
 
 TESTED = "0.9.1"

@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from sage_rlvr.doctor.check import Check
+from sage_rlvr.doctor.machine import Check
 
 # What the tests and the GPU benchmarks ran with: the first of each is CPU's, the last is the GPU's. A test holds these against
 # constraints/*.txt; the ranges themselves come from the installed package's own metadata.

@@ -3,9 +3,11 @@
 Code that comes with a model is never run unless asked, and what cannot be loaded is said in one sentence.
 """
 
+import contextlib
 import os
 import re
 import socket
+import threading
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -125,7 +127,7 @@ def _load(source: str, kw: dict[str, Any]) -> Any:
 
     if Path(source).is_dir():
         check_folder(Path(source), kw["trust_remote_code"])
-    elif not _hub_in_reach():
+    elif not hub_in_reach():
         kw |= {"local_files_only": True, "adapter_kwargs": {"local_files_only": True}}
     try:
         model, info = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **kw)
@@ -287,7 +289,7 @@ def _tokenizer(source: str, trusted: bool, revision: str | None) -> Any:
         config = Path(source, "tokenizer_config.json")
         if not trusted and config.is_file() and "auto_map" in _json(config):
             raise _ships_code(source)
-    elif not _hub_in_reach():
+    elif not hub_in_reach():
         offline = {"local_files_only": True}
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=trusted, revision=revision, **offline)
@@ -318,15 +320,38 @@ def _short(e: Exception) -> str:
     return " ".join(str(e).split())[:160].rstrip(" .:") or type(e).__name__
 
 
-def _hub_in_reach() -> bool:
-    """False if its name does not even resolve: the client would go on trying for a minute."""
-    import huggingface_hub.constants as hub
+# ---- the Hub -----------------------------------------------------------------------------------------------------
 
-    if hub.HF_HUB_OFFLINE or any(os.environ.get(p) for p in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return not hub.HF_HUB_OFFLINE
-    host = urlsplit(hub.ENDPOINT)
-    try:
-        socket.getaddrinfo(host.hostname, host.port or 443)
-    except OSError:
-        return False
-    return True
+
+def hub_offline() -> str | None:
+    """The variable that says so, if one does."""
+    flags = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    return next((f for f in flags if os.environ.get(f, "").lower() in ("1", "true", "yes", "on")), None)
+
+
+def hub_proxy() -> bool:
+    return any(os.environ.get(p) for p in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"))
+
+
+def hub_endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+
+
+def hub_in_reach(seconds: float = 10.0) -> bool:
+    """False if it takes no connection: the client would go on trying for a minute. A proxy is not tried, and believed.
+
+    In a thread, because a resolver may take longer than any timeout that can be given to it.
+    """
+    if hub_offline() or hub_proxy():
+        return not hub_offline()
+    host, answers = urlsplit(hub_endpoint()), []
+
+    def knock() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            socket.create_connection((host.hostname or "", host.port or 443), timeout=seconds).close()
+            answers.append(True)
+
+    thread = threading.Thread(target=knock, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return bool(answers)
