@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from sage_rlvr.errors import UserError
+from sage_rlvr.errors import UserError, short
 from sage_rlvr.models import base_of, is_adapter
 from sage_rlvr.models.gguf import is_gguf
 from sage_rlvr.models.loading import hub_in_reach, resolved
@@ -60,7 +60,6 @@ def architecture(name_or_path: str, trust_remote_code: bool = False) -> Any:
     try:
         return AutoConfig.from_pretrained(source, **options)
     except Exception as e:  # the libraries below fail in many types
-        reason = " ".join(str(e).split())[:160].rstrip(" .:")
         raise UserError(
-            f"the architecture of {path} cannot be read ({reason}): check that it is a whole causal LM."
+            f"the architecture of {path} cannot be read ({short(e)}): check that it is a whole causal LM."
         ) from e

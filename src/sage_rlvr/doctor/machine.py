@@ -7,6 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from sage_rlvr.errors import short
+
 GB = 1e9
 LITTLE_DISK = 10 * GB
 LITTLE_MEMORY = 4 * GB
@@ -39,8 +41,7 @@ def torch_checks() -> list[Check]:
     try:
         import torch
     except Exception as e:  # a broken install raises OSError and others
-        reason = " ".join(str(e).split())[:120]
-        return [Check("torch build", False, f"cannot be imported ({reason})", "pip install --force-reinstall torch.")]
+        return [Check("torch build", False, f"cannot be imported ({short(e)})", "pip install --force-reinstall torch.")]
     build = torch.version.cuda or torch.version.hip
     if not build:
         return [Check("GPU", None, "none: this torch is built for CPU; enough for the demo and the lab",

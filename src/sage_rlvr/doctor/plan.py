@@ -12,7 +12,7 @@ from sage_rlvr.doctor.cards import find_card
 from sage_rlvr.doctor.demand import Demand, demand_of
 from sage_rlvr.doctor.machine import existing, hub_cache, memory
 from sage_rlvr.doctor.memory import Memory, Part, memory_of, optimizer_bytes, total
-from sage_rlvr.errors import UserError
+from sage_rlvr.errors import UserError, short
 from sage_rlvr.models.fingerprints import folder_of
 from sage_rlvr.train.recipes import load_recipe
 from sage_rlvr.train.run import parse
@@ -81,10 +81,9 @@ def make_plan(argv: list[str], gpu: str | None = None, prompt_tokens: int | None
     except UserError:
         raise
     except Exception as e:  # the model is run, a few layers of it, without memory: what fails there is its own code
-        why = f"{type(e).__name__}: {' '.join(str(e).split())}"[:160]
         raise UserError(
-            f"no plan can be made for {demand.model} ({why}): plan follows decoder-only models of transformers that cache what "
-            "they generate, and LoRA on modules they have."
+            f"no plan can be made for {demand.model} ({type(e).__name__}: {short(e)}): plan follows decoder-only models of "
+            "transformers that cache what they generate, and LoRA on modules they have."
         ) from e
     fixes = [] if needs.peak <= device.free else fixes_of(argv, gpu, args, demand, device, needs.peak)
     free = float(shutil.disk_usage(existing(Path(args.output_dir))).free)

@@ -8,7 +8,7 @@ from typing import Any
 from sage_rlvr.doctor.architectures import architecture
 from sage_rlvr.doctor.machine import GB, Check, disk_checks
 from sage_rlvr.doctor.plan import make_plan
-from sage_rlvr.errors import UserError
+from sage_rlvr.errors import UserError, short
 from sage_rlvr.models import base_of, is_adapter, load_tokenizer
 from sage_rlvr.models.fingerprints import folder_of
 from sage_rlvr.models.gguf import is_gguf
@@ -165,7 +165,7 @@ def _plan_checks(argv: list[str], output_dir: str) -> list[Check]:
     try:
         plan = make_plan(argv)
     except (UserError, ValueError, RuntimeError) as e:
-        return [Check("memory", None, f"no plan could be made ({' '.join(str(e).split())[:160]})")]
+        return [Check("memory", None, f"no plan could be made ({short(e)})")]
     found = f"about {plan.memory.peak / GB:.1f} GB of {plan.device.free / GB:.1f} GB free on {plan.device.name}"
     enough = [flags for flags, peak in plan.fixes if peak <= plan.device.free]
     flags = (enough or [flags for flags, _ in plan.fixes] or ["a smaller model"])[0]

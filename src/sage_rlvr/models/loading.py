@@ -13,23 +13,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from sage_rlvr.errors import UserError
+from sage_rlvr.errors import UserError, causes, short
 from sage_rlvr.files import read_json
 from sage_rlvr.models.gguf import gguf_folder, gguf_tokenizer, is_gguf
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
 _TOKENIZERS = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "*.tiktoken",
-    "tekken.json",
-)
-DEMO_BASE = (
-    "demo-base"  # a model of a few hundred thousand weights that ships with the package, for a first run on a CPU
-)
+    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "*.tiktoken", "tekken.json",
+)  # fmt: skip
+DEMO_BASE = "demo-base"  # ships with the package: a few hundred thousand weights, for a first run on a CPU
 _PADS = ("<|pad|>", "<pad>", "[PAD]", "<|endoftext|>", "<|finetune_right_pad_id|>")
 
 
@@ -148,8 +140,8 @@ def check_folder(folder: Path, trusted: bool) -> None:
 
     if not (folder / "config.json").is_file():
         inside = sorted(folder.glob("checkpoint-*"), key=lambda p: p.stat().st_mtime)
-        mend = f"did you mean {inside[-1]}?" if inside else "give a folder saved with save_pretrained."
-        raise UserError(f"{folder} is no model: it has no config.json; {mend}")
+        fix = f"did you mean {inside[-1]}?" if inside else "give a folder saved with save_pretrained."
+        raise UserError(f"{folder} is no model: it has no config.json; {fix}")
     config = _json(folder / "config.json")
     if not trusted and "auto_map" in config and config.get("model_type") not in CONFIG_MAPPING:
         raise _ships_code(str(folder))
@@ -171,31 +163,31 @@ def _explained(source: str, e: Exception) -> UserError | Exception:
     """The library's error as one sentence; one that nobody can fix is handed back as it is."""
     from huggingface_hub import errors as hub
 
-    causes = _chain(e)
-    if isinstance(e, ValueError) and "trust_remote_code" in str(e):
+    def led_by(*kinds: type[BaseException]) -> bool:
+        return any(isinstance(cause, kinds) for cause in causes(e))
+
+    text, bad = str(e), (OSError, ValueError, KeyError, hub.StrictDataclassError)
+    if isinstance(e, ValueError) and "trust_remote_code" in text:
         return _ships_code(source)
-    if any(isinstance(c, hub.GatedRepoError) for c in causes) or "gated repo" in str(e):
+    if led_by(hub.GatedRepoError) or "gated repo" in text:
         return UserError(f"{source} is gated on the Hub: accept its terms there and run 'hf auth login'.")
-    if any(isinstance(c, hub.LocalEntryNotFoundError | hub.OfflineModeIsEnabled) for c in causes):
+    if led_by(hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled):
         return UserError(
             f"{source} is not in the local cache and the Hub is out of reach: go online (unset HF_HUB_OFFLINE), or give "
             f"the folder of a copy."
         )
-    if any(isinstance(c, hub.RepositoryNotFoundError | hub.RevisionNotFoundError) for c in causes):
+    if led_by(hub.RepositoryNotFoundError, hub.RevisionNotFoundError):
         return UserError(f"the Hub has no model {source} that you may read: check its name and revision.")
-    if isinstance(e, RuntimeError) and "ignore_mismatched_sizes" in str(e):
+    if isinstance(e, RuntimeError) and "ignore_mismatched_sizes" in text:
         return UserError(f"{source}: its weights have other shapes than its config.json says; make it again.")
-    if isinstance(e, RecursionError) and "JSON" in str(e):
+    if isinstance(e, RecursionError) and "JSON" in text:
         return UserError(f"{source}: one of its JSON files is nested too deep to be read; make it again.")
-    if isinstance(e, AssertionError) and "Padding_idx" in str(e):
+    if isinstance(e, AssertionError) and "Padding_idx" in text:
         return UserError(
             f"{source}: pad_token_id in its config.json lies beyond its vocabulary; set it to a token it has."
         )
-    if (
-        isinstance(e, OSError | ValueError | KeyError | hub.StrictDataclassError)
-        or type(e).__name__ == "SafetensorError"
-    ):
-        return UserError(f"{source} could not be loaded ({_short(e)}): check that it is a whole causal LM.")
+    if isinstance(e, bad) or type(e).__name__ == "SafetensorError":
+        return UserError(f"{source} could not be loaded ({short(e)}): check that it is a whole causal LM.")
     return e
 
 
@@ -230,11 +222,11 @@ def _with_adapter(model: Any, base: str, adapter: str, trainable: bool) -> Any:
     except (ValueError, RuntimeError, OSError) as e:
         if not Path(adapter).is_dir() and isinstance(e, OSError | ValueError):
             raise _explained(adapter, e) from e
-        raise UserError(f"adapter {adapter} does not fit {base} ({_short(e)}): {_OTHER_BASE}") from e
+        raise UserError(f"adapter {adapter} does not fit {base} ({short(e)}): {_OTHER_BASE}") from e
     # PEFT only warns of a layer the adapter has nothing for
     want = {k for k in get_peft_model_state_dict(peft_model, save_embedding_layers=False) if ".lora_" in k}
-    missing = sorted(want - set(_saved_shapes(Path(adapter)))) if _saved_shapes(Path(adapter)) else []
-    if missing:
+    saved = _saved_shapes(Path(adapter))
+    if saved and (missing := sorted(want - saved.keys())):
         raise UserError(f"adapter {adapter} does not fit {base}: it has nothing for {missing[0]}; {_OTHER_BASE}")
     return peft_model
 
@@ -273,7 +265,7 @@ def _saved_shapes(adapter: Path) -> dict[str, list[int]]:
         with safe_open(file, framework="pt") as saved:
             return {key: saved.get_slice(key).get_shape() for key in saved.keys()}  # noqa: SIM118 - not a dict
     except SafetensorError as e:
-        raise UserError(f"{file} cannot be read ({_short(e)}): its save was interrupted, so make it again.") from e
+        raise UserError(f"{file} cannot be read ({short(e)}): its save was interrupted, so make it again.") from e
 
 
 # ---- tokenizers, and what the above share ------------------------------------------------------------------------
@@ -306,18 +298,6 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{path} holds a {type(content).__name__}, not an object: make it again.")
     return content
-
-
-def _chain(e: BaseException | None) -> list[BaseException]:
-    chain: list[BaseException] = []
-    while e is not None and e not in chain:
-        chain.append(e)
-        e = e.__cause__ or e.__context__
-    return chain
-
-
-def _short(e: Exception) -> str:
-    return " ".join(str(e).split())[:160].rstrip(" .:") or type(e).__name__
 
 
 # ---- the Hub -----------------------------------------------------------------------------------------------------
