@@ -41,9 +41,10 @@ def architecture(name_or_path: str, trust_remote_code: bool = False) -> Any:
     source = resolved(name_or_path)
     if is_adapter(source):
         source = base_of(source)
-    path, options = Path(source), {"trust_remote_code": trust_remote_code}
+    path = Path(source)
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if is_gguf(source):
-        source, options = str(path.parent), options | {"gguf_file": path.name}
+        source, options["gguf_file"] = str(path.parent), path.name
     elif path.is_dir() and not (path / "config.json").is_file():
         raise UserError(f"{source} is no model: it has no config.json; give a folder saved with save_pretrained.")
     elif not path.is_dir():

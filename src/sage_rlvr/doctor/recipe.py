@@ -25,23 +25,24 @@ def config_checks(config: str) -> list[Check]:
     """The settings as the trainer itself judges them first; what follows needs them."""
     load_recipe(config)  # no such recipe: wrong use
     argv = ["--config", config]
-    said = io.StringIO()
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):  # argparse prints, then exits
+        with contextlib.redirect_stderr(printed):  # argparse prints, then exits
             run, args, model_args = training.parse(argv)
     except (UserError, ValueError, ImportError) as e:
         return [_refused("settings", e)]
     except SystemExit:
-        return [_refused("settings", said.getvalue().strip().splitlines()[-1])]
-    checks = [Check("settings", True, f"{config} can be built")]
-    checks.append(_asked("libraries", lambda: _installed(args)))
-    checks.append(_accelerator(args))
-    checks.append(_asked("model", lambda: model_found(model_args.model_name_or_path, args.trust_remote_code)))
-    checks.append(_asked(f"data of {run.task}", lambda: data_found(run.task, run.data_dir)))
+        return [_refused("settings", printed.getvalue().strip().splitlines()[-1])]
+    checks = [
+        Check("settings", True, f"{config} can be built"),
+        _asked("libraries", lambda: _installed(args)),
+        _accelerator(args),
+        _asked("model", lambda: model_check(model_args.model_name_or_path, args.trust_remote_code)),
+        _asked(f"data of {run.task}", lambda: data_check(run.task, run.data_dir)),
+    ]
     if pays := warning(run.task):
-        checks.append(
-            Check("trivial answers", None, pays, "watch the completions: sage-rlvr tasks show names the policy.")
-        )
+        fix = "watch the completions: sage-rlvr tasks show names the policy."
+        checks.append(Check("trivial answers", None, pays, fix))
     if run.sft:
         checks += _sft_checks(run, args, model_args)
     checks.append(_asked("output_dir", lambda: _unclaimed(run, args, model_args)))
@@ -71,9 +72,8 @@ def _installed(args: Any) -> str:
 def _accelerator(args: Any) -> Check:
     import torch
 
-    here = torch.cuda.is_available() and not args.use_cpu
     optim = str(getattr(args.optim, "value", args.optim))
-    if here:
+    if torch.cuda.is_available() and not args.use_cpu:
         return Check("accelerator", True, torch.cuda.get_device_name())
     if args.use_vllm and args.vllm_mode == "colocate":
         return Check("accelerator", False, "use_vllm without a GPU", "set --use_vllm false, or run it on a GPU.")
@@ -88,7 +88,7 @@ def _accelerator(args: Any) -> Check:
 # ---- model and data ------------------------------------------------------------------------------------------------
 
 
-def model_found(name: str | None, trusted: bool = False) -> str | Check:
+def model_check(name: str | None, trusted: bool = False) -> str | Check:
     if not name:
         raise UserError("the config names no model: set model to a Hub id, a folder or a .gguf file.")
     source = resolved(name)
@@ -121,7 +121,7 @@ def adapter_fits(adapter: str, trusted: bool = False) -> str:
     return f"adapter of {base}"
 
 
-def data_found(task: str, data_dir: str | None) -> str | Check:
+def data_check(task: str, data_dir: str | None) -> str | Check:
     parts = [get_task(name) for name in get_task(task).parts or (task,)]
     if all(part.generate for part in parts):
         return "generated"
@@ -148,9 +148,8 @@ def _sft_checks(run: Any, args: Any, model_args: Any) -> list[Check]:
         stage, _ = sft.from_recipe(load_recipe(run.sft), folder, model_args.model_name_or_path, use_cpu=args.use_cpu)
         return f"{stage.task}, kept as {stage.result} in {folder}"
 
-    recipe = load_recipe(run.sft) if run.sft else {}
-    task = str(recipe.get("task", sft.SFTRun.task))
-    return [_asked("SFT stage", build), _asked(f"data of {task}", lambda: data_found(task, run.data_dir))]
+    task = str(load_recipe(run.sft).get("task", sft.SFTRun.task))
+    return [_asked("SFT stage", build), _asked(f"data of {task}", lambda: data_check(task, run.data_dir))]
 
 
 def _unclaimed(run: Any, args: Any, model_args: Any) -> str:

@@ -170,8 +170,7 @@ class SampleStore:
             "tasks": {t: {k: v for k, v in asdict(a).items() if k != "sizes"} for t, a in self.problems.items()},
             "sizes": {t: a.sizes for t, a in self.problems.items()},
         }
-        text = json.dumps(header, indent=1, ensure_ascii=False) + "\n"
-        self._put(self.folder / "store.json", lambda f: f.write(text.encode()))
+        self._put_json("store.json", header)
 
     def ask(
         self, task: str, problems: Iterable[str], n: int, seeds: Iterable[int], unverifiable: Iterable[str] = ()
@@ -228,6 +227,10 @@ class SampleStore:
 
     def _write_shard(self, table: pa.Table, name: str) -> None:
         self._put(self.samples / name, lambda f: pq.write_table(table, f, compression="zstd", row_group_size=BATCH))
+
+    def _put_json(self, name: str, content: Any) -> None:
+        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        self._put(self.folder / name, lambda file: file.write(text.encode()))
 
     def _put(self, path: Path, write: Callable[[Any], Any]) -> None:
         """The file is there whole, on the disk, or it is not there: temp, fsync, rename, fsync of the folder."""
@@ -345,8 +348,7 @@ class SampleStore:
         left = self.rescoring if again else [p.name for p in self.shards()]
         judged = 0
         while left:
-            under_way = json.dumps({"label": label, "left": left}).encode()
-            self._put(self.folder / "rescore.json", lambda f, mark=under_way: f.write(mark))
+            self._put_json("rescore.json", {"label": label, "left": left})
             try:
                 table = _judged(self.samples / left[0], judge)
                 self._write_shard(table, left[0])
