@@ -27,11 +27,11 @@ _log = logging.getLogger(__name__)
 @contextlib.contextmanager
 def held(path: Path, again: bool = False) -> Iterator[None]:
     """The lock for the length of a block. ``again``: this process may have it already, and then keeps it afterwards."""
-    taken = acquire(path, again)
+    acquired = acquire(path, again)
     try:
         yield
     finally:
-        if taken:
+        if acquired:
             release(path)
 
 

@@ -238,10 +238,10 @@ def check_shapes(model: Any, base: str, adapter: Path) -> None:
     """Each LoRA pair against the layer it is for: A is (r, in), B is (out, r)."""
     modules = dict(model.named_modules())
     for key, shape in _saved_shapes(adapter).items():
-        found = re.fullmatch(r"base_model\.model\.(.+)\.lora_([AB])\.weight", key)
-        if not found:
+        match = re.fullmatch(r"base_model\.model\.(.+)\.lora_([AB])\.weight", key)
+        if not match:
             continue
-        layer, side = found.groups()
+        layer, side = match.groups()
         if layer not in modules:
             raise UserError(f"adapter {adapter} does not fit {base}: that model has no layer {layer}; {_OTHER_BASE}")
         weight = getattr(modules[layer], "weight", None)
