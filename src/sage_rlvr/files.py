@@ -32,7 +32,7 @@ def read_json(path: str | Path, fix: str = RESTORE, **fields: type | tuple[type,
 
 
 def read_lines(path: str | Path, fix: str = RESTORE) -> Iterator[dict[str, Any]]:
-    """The objects of a log, one a line. A last line without its end was cut by a kill, and is passed over."""
+    """The objects of a log, one per line. A last line without its end was cut by a kill, and is passed over."""
     try:
         lines = Path(path).read_bytes().split(b"\n")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""One writer a folder (a training, a study, a store): the kernel's lock on a file that names the writer.
+"""One writer per folder (a training, a study, a store): the kernel's lock on a file that names the writer.
 
 The kernel's lock decides between two that start at the same instant, and is gone with its process however that ends. It is a
 POSIX record lock: children that a sampling engine forks do not inherit it. The name decides where the kernel's lock reaches one

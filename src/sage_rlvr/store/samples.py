@@ -1,4 +1,4 @@
-"""The sample store: one row a sample, in append-only Parquet shards that appear whole or not at all.
+"""The sample store: one row per sample, in append-only Parquet shards that appear whole or not at all.
 
 FOLDER/store.json       version, settings, and what was asked of each task
 FOLDER/samples/*.parquet  the shards: pandas.read_parquet("FOLDER/samples") reads them all

@@ -32,7 +32,7 @@ class Options:
     guide: str
     guide_args: dict[str, Any] = field(default_factory=dict)
     estimator: str = "none"  # "none": no KL anywhere, which only goes with guide=none
-    hold: bool = True  # log q at the policy that sampled, once a rollout batch
+    hold: bool = True  # log q at the policy that sampled, once per rollout batch
     center: str = "none"  # "batch" subtracts the mean of log q over the batch's counted tokens
     seed: int = 0
     advantage: str | list[str] | None = None  # None: the advantage is verl's
