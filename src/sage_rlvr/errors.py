@@ -19,3 +19,17 @@ class Failed(UserError):
 
 class Diverged(Failed, FloatingPointError):
     """A training whose numbers are no longer numbers."""
+
+
+def short(e: BaseException) -> str:
+    """What an error says, on one line of at most 160 characters, to stand inside a sentence."""
+    return " ".join(str(e).split())[:160].rstrip(" .:") or type(e).__name__
+
+
+def causes(e: BaseException | None) -> list[BaseException]:
+    """The error and those that led to it."""
+    chain: list[BaseException] = []
+    while e is not None and e not in chain:
+        chain.append(e)
+        e = e.__cause__ or e.__context__
+    return chain

@@ -44,16 +44,16 @@ def load_function(name: str, flag: str) -> Callable[..., Any]:
     if not (source and colon and attribute):
         raise UserError(f"{flag} {name}: write file.py:function or package.module:function.")
     module = _module(source, f"{flag} {name}")
-    found: Any = module
+    function: Any = module
     for part in attribute.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        what = "is not a function" if found is not None else "is not there"
+        function = getattr(function, part, None)
+    if not callable(function):
+        what = "is not a function" if function is not None else "is not there"
         functions = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         near = closest(attribute, functions)[:1] or functions[:8]
         there = f"{source} has {', '.join(near)}" if near else f"{source} has no function"
         raise UserError(f"{flag} {name}: {attribute!r} {what}; {there}.")
-    return found
+    return function
 
 
 def _module(source: str, asked: str) -> ModuleType:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sage_rlvr.errors import UserError
+from sage_rlvr.errors import UserError, causes, short
 
 RESTORE = "restore it from a copy, or make it again"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -15,7 +15,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OF_A_PATH = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
 
 
-def read_json(path: str | Path, mend: str = RESTORE, **fields: type | tuple[type, ...]) -> Any:
+def read_json(path: str | Path, fix: str = RESTORE, **fields: type | tuple[type, ...]) -> Any:
     """What the file holds; with ``fields``, an object that has them, each of its type (``pid=int, host=str``).
 
     One that is not there is a FileNotFoundError, for the caller to judge.
@@ -25,20 +25,20 @@ def read_json(path: str | Path, mend: str = RESTORE, **fields: type | tuple[type
     except FileNotFoundError:
         raise
     except (OSError, ValueError, RecursionError) as e:  # the last: nested deeper than Python reads
-        raise UserError(f"{path} cannot be read ({_why(e)}); {mend}.") from e
+        raise UserError(f"{path} cannot be read ({_why(e)}); {fix}.") from e
     if fields:
-        _check(path, content, mend, fields)
+        _check(path, content, fix, fields)
     return content
 
 
-def read_lines(path: str | Path, mend: str = RESTORE) -> Iterator[dict[str, Any]]:
-    """The objects of a log, one a line. A last line without its end was cut by a kill, and is passed over."""
+def read_lines(path: str | Path, fix: str = RESTORE) -> Iterator[dict[str, Any]]:
+    """The objects of a log, one per line. A last line without its end was cut by a kill, and is passed over."""
     try:
         lines = Path(path).read_bytes().split(b"\n")
     except FileNotFoundError:
         raise
     except OSError as e:
-        raise UserError(f"{path} cannot be read ({_why(e)}); {mend}.") from e
+        raise UserError(f"{path} cannot be read ({_why(e)}); {fix}.") from e
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line) if line.strip() else None
@@ -47,28 +47,27 @@ def read_lines(path: str | Path, mend: str = RESTORE) -> Iterator[dict[str, Any]
         except (ValueError, RecursionError) as e:
             if number == len(lines):
                 return
-            raise UserError(f"{path}, line {number}, cannot be read ({_why(e)}); {mend}.") from e
+            raise UserError(f"{path}, line {number}, cannot be read ({_why(e)}); {fix}.") from e
         if entry is not None:
             yield entry
 
 
-def _check(path: str | Path, content: Any, mend: str, fields: dict[str, Any]) -> None:
+def _check(path: str | Path, content: Any, fix: str, fields: dict[str, Any]) -> None:
     if not isinstance(content, dict):
-        raise UserError(f"{path} holds a {type(content).__name__}, not an object; {mend}.")
+        raise UserError(f"{path} holds a {type(content).__name__}, not an object; {fix}.")
     for name, kind in fields.items():
         value = content.get(name)
         if name not in content or not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
             kinds = kind if isinstance(kind, tuple) else (kind,)
             wanted = " or ".join(k.__name__ for k in kinds)
             had = f"is {str(value)[:40]!r}" if name in content else "is missing"
-            raise UserError(f"{path}: {name} {had}, and must be of type {wanted}; {mend}.")
+            raise UserError(f"{path}: {name} {had}, and must be of type {wanted}; {fix}.")
 
 
 def _why(e: Exception) -> str:
     if isinstance(e, RecursionError):
         return "nested too deep"
-    said = (e.strerror or str(e)) if isinstance(e, OSError) else str(e)
-    return " ".join(said.split())[:160].rstrip(" .:")
+    return e.strerror if isinstance(e, OSError) and e.strerror else short(e)
 
 
 # ---- what the system refused ---------------------------------------------------------------------------------------
@@ -79,7 +78,7 @@ def refused(e: BaseException, named: Sequence[str] = ()) -> str | None:
     cannot be had. None for everything else, which is the program's own."""
     if isinstance(e, OSError) and e.errno in OF_A_PATH and _theirs(e.filename, named):
         return f"{os.fsdecode(e.filename)}: {e.strerror}; name a path that is there and that you may use."
-    full = next((cause for cause in _chain(e) if no_room(cause)), None)
+    full = next((cause for cause in causes(e) if no_room(cause)), None)
     if full is None:
         return None
     where = (isinstance(full, OSError) and full.filename) or "a file"
@@ -108,11 +107,3 @@ def _theirs(path: Any, named: Sequence[str]) -> bool:
     words = [word.partition("=")[2] if word.startswith("--") else word for word in named]
     places = {Path(word).absolute() for word in words if word}
     return bool(places & {(at := Path(os.fsdecode(path)).absolute()), *at.parents})
-
-
-def _chain(e: BaseException | None) -> list[BaseException]:
-    chain: list[BaseException] = []
-    while e is not None and e not in chain:
-        chain.append(e)
-        e = e.__cause__ or e.__context__
-    return chain

@@ -1,4 +1,4 @@
-"""One writer a folder (a training, a study, a store): the kernel's lock on a file that names the writer.
+"""One writer per folder (a training, a study, a store): the kernel's lock on a file that names the writer.
 
 The kernel's lock decides between two that start at the same instant, and is gone with its process however that ends. It is a
 POSIX record lock: children that a sampling engine forks do not inherit it. The name decides where the kernel's lock reaches one
@@ -27,11 +27,11 @@ _log = logging.getLogger(__name__)
 @contextlib.contextmanager
 def held(path: Path, again: bool = False) -> Iterator[None]:
     """The lock for the length of a block. ``again``: this process may have it already, and then keeps it afterwards."""
-    taken = acquire(path, again)
+    acquired = acquire(path, again)
     try:
         yield
     finally:
-        if taken:
+        if acquired:
             release(path)
 
 

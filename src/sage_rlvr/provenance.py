@@ -1,5 +1,6 @@
 """Where and with what something was made: written beside every run, shown on every report."""
 
+import contextlib
 import os
 import platform
 import subprocess
@@ -8,24 +9,21 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-SHOWN = ("torch", "transformers", "trl", "vllm", "math-verify")
+LIBRARIES = ("torch", "transformers", "trl", "vllm", "math-verify")
 
 
 def made_with() -> dict[str, Any]:
     """machine, release, commit (of a checkout), and the versions of the libraries that matter."""
-    found = {}
-    for name in SHOWN:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return {"machine": machine(), "release": release(), "commit": commit(), "libraries": found}
+    versions = {}
+    for name in LIBRARIES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return {"machine": machine(), "release": release(), "commit": commit(), "libraries": versions}
 
 
 def release() -> str:
-    return sys.modules[
-        __name__.partition(".")[0]
-    ].__version__  # the package's own: it may be run without being installed
+    """The package's own: it may be run without being installed."""
+    return sys.modules[__name__.partition(".")[0]].__version__
 
 
 def machine() -> str:

@@ -28,8 +28,8 @@ class Registry(Generic[T]):
                     f"register_{self.word}({name!r}) takes a subclass of sage_rlvr.{self.parent.__name__}, not {cls!r}."
                 )
             if self.classes.get(name, cls).__qualname__ != cls.__qualname__:
-                taken = self.classes[name].__name__
-                raise UserError(f"the {self.word} {name!r} is registered already ({taken}); choose another name.")
+                other = self.classes[name].__name__
+                raise UserError(f"the {self.word} {name!r} is registered already ({other}); choose another name.")
             cls.name = name  # type: ignore[attr-defined]
             self.classes[name] = cls
             return cls

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sage_rlvr.doctor import console as page
-from sage_rlvr.doctor import machine, recipe, versions
-from sage_rlvr.doctor.check import Check
+from sage_rlvr.doctor import console, machine, recipe, versions
+from sage_rlvr.doctor.machine import Check
 from sage_rlvr.errors import UserError
 from sage_rlvr.models import scratch_model
 
@@ -96,11 +95,11 @@ def test_disk_too_small_or_not_a_folder(tmp_path):
 
 def test_page_without_a_config(monkeypatch, capsys):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    well = page.show_doctor()
+    well = console.show_doctor()
     said = capsys.readouterr().out
     assert "torch" in said
     assert "✓" in said
-    assert page.show_doctor(as_json=True) is well
+    assert console.show_doctor(as_json=True) is well
     found = json.loads(capsys.readouterr().out)
     assert found["ok"] is well
     assert {"Python", "trl", "vllm", "Hub"} <= {check["name"] for check in found["checks"]}
@@ -108,9 +107,9 @@ def test_page_without_a_config(monkeypatch, capsys):
 
 def test_one_failed_check_fails_the_whole_with_its_mend(monkeypatch, capsys):
     monkeypatch.setattr(
-        page, "all_checks", lambda *a: [Check("a", True, "fine"), Check("b", False, "bad", "use x[y].")]
+        console, "all_checks", lambda *a: [Check("a", True, "fine"), Check("b", False, "bad", "use x[y].")]
     )
-    assert page.show_doctor() is False
+    assert console.show_doctor() is False
     said = capsys.readouterr().out
     assert "→ use x[y]." in said
     assert "1 to fix: b" in said
@@ -212,4 +211,4 @@ def test_a_folder_of_another_run(place):
 
 def test_no_such_recipe_is_wrong_use():
     with pytest.raises(UserError, match="no recipe 'nothing'"):
-        page.show_doctor("nothing")
+        console.show_doctor("nothing")

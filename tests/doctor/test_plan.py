@@ -13,7 +13,7 @@ import yaml
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import GPT2Config, MambaConfig, Qwen3NextConfig
 
-from sage_rlvr.doctor import console as page
+from sage_rlvr.doctor import console
 from sage_rlvr.doctor.activations import _Live, weigh
 from sage_rlvr.doctor.architectures import KNOWN, architecture
 from sage_rlvr.doctor.memory import CUDA_CONTEXT, RESIDENT, head_bytes
@@ -70,7 +70,7 @@ def measured(place):
 @pytest.mark.parametrize("name", RUNS)
 def test_peak_of_a_real_run_within_a_quarter(name, place, measured, monkeypatch):
     monkeypatch.chdir(place)
-    peak = make_plan([*SETTINGS, *RUNS[name]], probe_seconds=0.02).memory.peak
+    peak = make_plan([*SETTINGS, *RUNS[name]]).memory.peak
     print(f"{name}: planned {peak / 1e6:.0f} MB, measured {measured[name] / 1e6:.0f} MB")
     assert peak == pytest.approx(measured[name], rel=0.25)
     if name != "small":  # not by the constant alone: what this model adds to the small one's run
@@ -229,8 +229,8 @@ def test_what_does_not_fit_comes_with_what_helps(tmp_path, monkeypatch):
     assert "--gradient_checkpointing true" in helps
     assert any("--use_peft true" in fix for fix in helps)
     assert all(peak < plan.memory.peak for peak in helps.values())
-    for fix, peak in (plan.fixes[0], next(m for m in plan.fixes if "lora" in m[0])):  # the promise holds
-        assert make_plan([*flags, *fix.split()], gpu="a100-80g").memory.peak == pytest.approx(peak, rel=0.02)
+    fix, peak = next(fix for fix in plan.fixes if "lora" in fix[0])  # the promise holds
+    assert make_plan([*flags, *fix.split()], gpu="a100-80g").memory.peak == peak
 
 
 @pytest.mark.parametrize(
@@ -336,11 +336,11 @@ def test_layers_whose_kernels_are_not_here_are_said(tmp_path, monkeypatch):
 def test_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert page.show_plan(["--config", "recipes/branch.yaml", "--gpu", "h200"])
+    assert console.show_plan(["--config", "recipes/branch.yaml", "--gpu", "h200"])
     said = capsys.readouterr().out
     assert "KV cache" in said
     assert "131.1M tokens" in said  # 1,000 steps × 64 completions × 2,048
-    assert page.show_plan(["--config", "branch", "--gpu", "h200", "--json", "--max_steps", "10"])
+    assert console.show_plan(["--config", "branch", "--gpu", "h200", "--json", "--max_steps", "10"])
     found = json.loads(capsys.readouterr().out)
     assert found["tokens_generated"] == 10 * 64 * 2048
     assert found["peak_bytes"] == pytest.approx(sum(p["bytes"] for p in found["phases"][found["peak_phase"]]))
@@ -369,6 +369,6 @@ def test_wrong_use_is_one_sentence_with_the_way_out(argv, way_out, tmp_path, mon
     MambaConfig(num_hidden_layers=2, hidden_size=32, vocab_size=64).save_pretrained("mamba")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError) as e:
-        page.show_plan(argv)
+        console.show_plan(argv)
     assert way_out in str(e.value)
     assert "\n" not in str(e.value)

@@ -14,10 +14,8 @@ from rich.console import Console
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.backends import fingerprints
-from sage_rlvr.evaluate.results import results
 from sage_rlvr.evaluate.run import evaluate
 from sage_rlvr.models.fingerprints import of_weights
-from sage_rlvr.store.samples import SampleStore
 from sage_rlvr.tasks import get_format
 from tests.evaluate import run_eval_tiny as world
 from tests.train import tiny
@@ -101,20 +99,6 @@ def test_an_adapters_config_and_a_models_code_count(model, tmp_path):
     with_code = prints(own)["inputs"]["code"]
     (own / "code.py").write_text("2")
     assert prints(own)["inputs"]["code"] != with_code
-
-
-def test_a_store_that_knew_the_weights_alone_goes_on_with_a_sentence(model, whole, tmp_path, caplog):
-    own = shutil.copytree(whole, tmp_path / "x")
-    header = json.loads((own / "store.json").read_text())
-    del header["settings"]["inputs"], header["sizes"]  # as the release before wrote it
-    (own / "store.json").write_text(json.dumps(header))
-    results(own, resamples=50)
-    evaluate(world.arguments(model, own, n=world.N + 1), QUIET)
-    assert "checked the weights alone" in caplog.text
-    assert "inputs" in SampleStore(own, readonly=True).settings
-    caplog.clear()
-    evaluate(world.arguments(model, own, n=world.N + 1), QUIET)
-    assert "weights alone" not in caplog.text
 
 
 def test_a_model_of_the_hub_is_known_by_what_its_cache_holds(model, tmp_path, monkeypatch):

@@ -102,7 +102,7 @@ def test_weights_are_known_by_their_files_not_by_their_place(tmp_path):
     assert SampleStore(tmp_path / "x", readonly=True).settings["model"] == "/b/m"
 
 
-def test_a_store_of_an_earlier_release_learns_its_weights(tmp_path):
+def test_weights_that_were_not_here_at_first_are_learned(tmp_path):
     old = {"model": "/a/m", "temperature": 1.0}
     SampleStore(tmp_path / "x", old).close()
     SampleStore(tmp_path / "x", old | {"model_weights": "abc"}).close()

@@ -8,32 +8,16 @@ import textwrap
 from collections.abc import Sequence
 
 from sage_rlvr import __version__, extensions
-from sage_rlvr.cli import before, evaluate, look, study, train
+from sage_rlvr.cli import before, evaluate, look, study, train, verb
 from sage_rlvr.cli.verb import Parser
 from sage_rlvr.errors import UserError
 from sage_rlvr.files import refused
 from sage_rlvr.names import near, shown_flags
 
-VERBS = {  # in the order of --help
-    "demo": study.DEMO,
-    "doctor": before.DOCTOR,
-    "plan": before.PLAN,
-    "lab": before.LAB,
-    "tasks": before.TASKS,
-    "train": train.TRAIN,
-    "eval": evaluate.EVAL,
-    "results": evaluate.RESULTS,
-    "compare": evaluate.COMPARE,
-    "analyze": look.ANALYZE,
-    "trace": look.TRACE,
-    "tables": look.TABLES,
-    "report": look.REPORT,
-    "explore": look.EXPLORE,
-    "study": study.STUDY,
-    "recipes": train.RECIPES,
-    "merge": train.MERGE,
-    "export": train.EXPORT,
-}
+# of --help
+ORDER = "demo doctor plan lab tasks train eval results compare analyze trace tables report explore study recipes merge export"
+ROOMS = (before, evaluate, look, study, train)  # each fills the table of verbs
+VERBS = {name: verb.VERBS[name] for name in ORDER.split()}
 
 
 def verb_parser(name: str) -> Parser:

@@ -3,8 +3,10 @@
 import argparse
 from dataclasses import fields
 
-from sage_rlvr.cli.verb import Verb, add_fields
+from sage_rlvr.cli.verb import add_fields, flag, switch, verb
 from sage_rlvr.names import OLD
+
+LEVEL = flag("--level", type=float, default=0.95, help="level of the intervals")
 
 
 def _eval_flags(p: argparse.ArgumentParser) -> None:
@@ -17,6 +19,12 @@ def _eval_flags(p: argparse.ArgumentParser) -> None:
     add_fields(p, EvalArguments, OLD)
 
 
+@verb(
+    "eval",
+    "sample and judge: pass@k for k up to n, with intervals; run the same command again to continue",
+    "eval --model runs/branch --task amc23 --n 64 --out runs/eval",
+    _eval_flags,
+)
 def _eval(args: argparse.Namespace) -> None:
     from sage_rlvr.evaluate.arguments import EvalArguments
     from sage_rlvr.evaluate.run import evaluate
@@ -26,53 +34,31 @@ def _eval(args: argparse.Namespace) -> None:
     show_results(evaluate(given))
 
 
-EVAL = Verb(
-    "sample and judge: pass@k for k up to n, with intervals; run the same command again to continue",
-    "sage-rlvr eval --model runs/branch --task amc23 --n 64 --out runs/eval",
-    _eval_flags,
-    _eval,
+@verb(
+    "results",
+    "the numbers of an evaluation, with intervals",
+    "results runs/branch-eval",
+    flag("folder", metavar="RUN", help="folder of an evaluation"),
+    flag("--base", help="another evaluation: support metrics and paired differences against it"),
+    flag("--out", help="folder for results.json, tables and the figure (default: RUN)"),
+    LEVEL,
 )
-
-
-def _results_flags(p: argparse.ArgumentParser) -> None:
-    p.add_argument("folder", metavar="RUN", help="folder of an evaluation")
-    p.add_argument("--base", help="another evaluation: support metrics and paired differences against it")
-    p.add_argument("--out", help="folder for results.json, tables and the figure (default: RUN)")
-    p.add_argument("--level", type=float, default=0.95, help="level of the intervals (default: %(default)s)")
-
-
 def _results(args: argparse.Namespace) -> None:
     from sage_rlvr.show.console_eval import show_results
 
     show_results(args.folder, args.out, args.level, args.base)
 
 
-RESULTS = Verb(
-    "the numbers of an evaluation, with intervals",
-    "sage-rlvr results runs/branch-eval",
-    _results_flags,
-    _results,
+@verb(
+    "compare",
+    "evaluations side by side, as in the paper's Table 1, best in bold only where the interval says so",
+    "compare runs/base-eval runs/grpo-eval runs/branch-eval",
+    flag("folders", nargs="+", metavar="RUN", help="folders of evaluations; differences are against the first"),
+    flag("--out", help="folder for the tables and the figure"),
+    LEVEL,
+    switch("--partial", "show half-finished runs too, on what they have"),
 )
-
-
-def _compare_flags(p: argparse.ArgumentParser) -> None:
-    p.add_argument(
-        "folders", nargs="+", metavar="RUN", help="folders of evaluations; differences are against the first"
-    )
-    p.add_argument("--out", help="folder for the tables and the figure")
-    p.add_argument("--level", type=float, default=0.95, help="level of the intervals (default: %(default)s)")
-    p.add_argument("--partial", action="store_true", help="show half-finished runs too, on what they have")
-
-
 def _compare(args: argparse.Namespace) -> None:
     from sage_rlvr.show.console_eval import show_comparison
 
     show_comparison(args.folders, args.out, args.level, args.partial)
-
-
-COMPARE = Verb(
-    "evaluations side by side, as in the paper's Table 1, best in bold only where the interval says so",
-    "sage-rlvr compare runs/base-eval runs/grpo-eval runs/branch-eval",
-    _compare_flags,
-    _compare,
-)

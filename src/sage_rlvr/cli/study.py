@@ -4,16 +4,18 @@ import argparse
 import shutil
 import textwrap
 
-from sage_rlvr.cli.verb import Verb, one_of
+from sage_rlvr.cli.verb import flag, one_of, switch, verb
 from sage_rlvr.errors import Failed, UserError
 
 
-def _demo_flags(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--out", default="runs/demo", help="its folder (default: %(default)s); run again to continue")
-    p.add_argument("--jobs", type=int, help="runs at a time (default: one per core, up to 4)")
-    p.add_argument("--open", action="store_true", help="show the page in the browser")
-
-
+@verb(
+    "demo",
+    "train a small model several ways on this CPU, sample, compare, and open the page",
+    "demo --out runs/demo --open",
+    flag("--out", default="runs/demo", help="its folder; run again to continue"),
+    flag("--jobs", type=int, help="runs at a time (default: one per core, up to 4)"),
+    switch("--open", "show the page in the browser"),
+)
 def _demo(args: argparse.Namespace) -> None:
     from sage_rlvr.demo import run_demo
 
@@ -21,42 +23,28 @@ def _demo(args: argparse.Namespace) -> None:
         raise Failed("some runs failed; the others' results are above.")
 
 
-DEMO = Verb(
-    "train a small model several ways on this CPU, sample, compare, and open the page",
-    "sage-rlvr demo --out runs/demo --open",
-    _demo_flags,
-    _demo,
-)
-
-
-WHAT = ("run", "status", "table", "frontier", "report", "list")
-
-
-def _study_flags(p: argparse.ArgumentParser) -> None:
-    p.add_argument(
+@verb(
+    "study",
+    "one base, several variants, several seeds: run them all, resumably, and see the table",
+    "study run demo --out runs/demo",
+    flag(
         "what",
-        type=one_of(WHAT, "part of study"),
-        metavar=f"{{{','.join(WHAT)}}}",
+        **one_of("run", "status", "table", "frontier", "report", "list", word="part of study"),
         help="run: what is missing of a study; status: where its runs stand; table: pass@k of every variant; frontier: who has "
         "more pass@n at the same pass@1, and at the same distance from the reference, over a sweep; report: the page; list: "
         "the packaged studies",
-    )
-    p.add_argument("target", nargs="?", help="run: a study file or a packaged name; else: the study's folder")
-    p.add_argument(
-        "--out", help="run: the study's folder (default: runs/NAME); report: the page (default: in the folder)"
-    )
-    p.add_argument("--open", action="store_true", help="report: show it in the browser")
-    p.add_argument(
+    ),
+    flag("target", nargs="?", help="run: a study file or a packaged name; else: the study's folder"),
+    flag("--out", help="run: the study's folder (default: runs/NAME); report: the page (default: in the folder)"),
+    switch("--open", "report: show it in the browser"),
+    flag(
         "--reference",
         help="frontier: the family the others are held against (default: the first); table: a variant, to subtract "
         "from the others (default: base)",
-    )
-    p.add_argument("--task", help="frontier: which task (default: the study's first)")
-    p.add_argument(
-        "--jobs", type=int, help="run: how many runs at a time (default: one per GPU, else one per core, up to 4)"
-    )
-
-
+    ),
+    flag("--task", help="frontier: which task (default: the study's first)"),
+    flag("--jobs", type=int, help="run: how many runs at a time (default: one per GPU, else one per core, up to 4)"),
+)
 def _study(args: argparse.Namespace) -> None:
     from sage_rlvr.study import console
     from sage_rlvr.study.plan import list_studies
@@ -78,11 +66,3 @@ def _study(args: argparse.Namespace) -> None:
         print(f"written: {console.make_report(args.target, args.out, show=args.open)}")
     else:
         console.show_table(args.target, reference=args.reference)
-
-
-STUDY = Verb(
-    "one base, several variants, several seeds: run them all, resumably, and see the table",
-    "sage-rlvr study run demo --out runs/demo",
-    _study_flags,
-    _study,
-)

@@ -3,7 +3,7 @@
 import argparse
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import MISSING, fields
 from types import UnionType
 from typing import Any, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
@@ -19,6 +19,37 @@ class Verb(NamedTuple):
     example: str
     add: Callable[[argparse.ArgumentParser], None] | None
     run: Callable[[argparse.Namespace], None]
+
+
+Declares = Callable[[argparse.ArgumentParser], object]
+VERBS: dict[str, Verb] = {}  # filled by the modules of this room
+
+
+def verb(
+    name: str, about: str, example: str, *flags: Declares, raw: bool = False
+) -> Callable[[Callable[[argparse.Namespace], None]], Callable[[argparse.Namespace], None]]:
+    """Makes a function the verb ``name``. ``example`` is what comes after "sage-rlvr"; ``raw``: it gets the words as they are."""
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        for declare in flags:
+            declare(parser)
+
+    def register(run: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], None]:
+        VERBS[name] = Verb(about, f"sage-rlvr {example}", None if raw else add, run)
+        return run
+
+    return register
+
+
+def flag(*names: str, help: str, **options: Any) -> Declares:
+    """argparse's add_argument, to be done later. The help says the default where there is one."""
+    if options.get("default") is not None:
+        help += " (default: %(default)s)"
+    return lambda parser: parser.add_argument(*names, help=help, **options)
+
+
+def switch(name: str, help: str) -> Declares:
+    return flag(name, help=help, action="store_true")
 
 
 class Parser(argparse.ArgumentParser):
@@ -59,16 +90,15 @@ class _Whole(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=26, width=max(40, min(shutil.get_terminal_size().columns, 120) - 2))
 
 
-def one_of(names: Iterable[str], word: str) -> Callable[[str], str]:
-    """A type for argparse: one of these names, or a sentence with the nearest."""
-    known = list(names)
+def one_of(*names: str, word: str) -> dict[str, Any]:
+    """Options of a flag that takes one of these names, or answers a sentence with the nearest; ``word`` is what one is called."""
 
     def check(value: str) -> str:
-        if value not in known:
-            raise argparse.ArgumentTypeError(f"there is no {word} {value!r}: {near(value, known)}")
+        if value not in names:
+            raise argparse.ArgumentTypeError(f"there is no {word} {value!r}: {near(value, names)}")
         return value
 
-    return check
+    return {"type": check, "metavar": f"{{{','.join(names)}}}"}
 
 
 # ---- a dataclass as flags ------------------------------------------------------------------------------------------
@@ -80,15 +110,14 @@ def add_fields(p: argparse.ArgumentParser, cls: type, names: dict[str, str]) -> 
     for f in fields(cls):
         kind, several = _kind(hints[f.name])
         default = f.default if f.default is not MISSING else f.default_factory()  # type: ignore[operator]
-        shown = (
-            "" if default in (None, "", []) else f" (default: {' '.join(map(str, default)) if several else default})"
-        )
+        about = f.metadata["help"].rstrip(".").replace("%", "%%")
+        if default not in (None, "", []):
+            about += f" (default: {' '.join(map(str, default)) if several else default})"
         more: dict[str, Any] = {"nargs": "+"} if several else {"nargs": "?", "const": True} if kind is bool else {}
         name = names.get(f.name, f.name)
-        said = f.metadata["help"].rstrip(".").replace("%", "%%")
         p.add_argument(
             f"--{name}", dest=f.name, default=default, type=_truth if kind is bool else kind, metavar=name.upper(),
-            help=said + shown, **more,
+            help=about, **more,
         )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""What a pass keeps, counted by running one layer of each kind, and a second, on tensors that have a shape but no storage.
+"""Memory of a forward and a backward pass, measured on tensors that have a shape but no storage (PyTorch's FakeTensorMode).
 
-No formula for any architecture: the model's own code runs, with LoRA, checkpointing and autocast as the run will have them,
-under PyTorch's FakeTensorMode, and every storage that is born and dies is counted. A kind's second layer tells what each adds.
+No formula for any architecture: the model's own code runs, with LoRA, checkpointing and autocast as the run will have them, and
+every storage that is made and freed is counted. One layer of each kind runs, then two: the difference is what each layer adds.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 # Of a forward pass, at most, and more for each token: a scan token by token (Jamba: 76) would take minutes to count.
-OPERATIONS, A_TOKEN = 10_000, 20
+OPERATIONS, PER_TOKEN = 10_000, 20
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Pass:
 
 
 def _once(measure: Callable[P, T]) -> Callable[P, T]:
-    """The same question is answered once: what would help is looked for in many runs that differ in little."""
+    """The same arguments are measured once: what would help is looked for in many runs that differ in little."""
     known: dict[str, T] = {}
 
     @wraps(measure)
@@ -84,7 +84,7 @@ def measure_pass(
     """One micro-batch of (rows, length) tokens."""
     model = _model(config, dtype, lora, trusted)
     backbone, layers = _backbone(model.get_base_model() if lora is not None else model)
-    kinds: dict[Any, list[int]] = {}
+    width, kinds = config.get_text_config().hidden_size, dict[Any, list[int]]()
     for i, layer in enumerate(layers):
         kinds.setdefault(_kind(layer), []).append(i)
     with FakeTensorMode():
@@ -92,7 +92,7 @@ def measure_pass(
         if checkpointing:
             model.gradient_checkpointing_enable()
         inputs = {
-            "inputs_embeds": torch.empty(rows, length, _width(config), dtype=dtype, requires_grad=True),
+            "inputs_embeds": torch.empty(rows, length, width, dtype=dtype, requires_grad=True),
             "attention_mask": torch.ones(rows, length, dtype=torch.long),
         }
 
@@ -110,14 +110,6 @@ def measure_pass(
         no_grad=max(p.no_grad for p in runs),
         cache=first.cache + sum(n * (second.cache - first.cache) for n, second in more),
     )
-
-
-def layers_of(config: Any) -> int:
-    return config.get_text_config().num_hidden_layers
-
-
-def _width(config: Any) -> int:
-    return config.get_text_config().hidden_size
 
 
 # ---- kinds of layers -----------------------------------------------------------------------------------------------
@@ -251,7 +243,7 @@ def _run(model: Any, backbone: Any, inputs: dict[str, Any], autocast: bool, lora
     casting = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
     model.eval()
     # accelerate's autocast wraps the outermost forward; under PEFT, generate calls the model inside it
-    most = OPERATIONS + A_TOKEN * inputs["inputs_embeds"].shape[1]
+    most = OPERATIONS + PER_TOKEN * inputs["inputs_embeds"].shape[1]
     with _Live(most), torch.no_grad(), contextlib.nullcontext() if lora else casting:
         cached = backbone(**inputs, use_cache=True).past_key_values
     held = [t for t in tree_leaves([vars(layer) for layer in cached.layers]) if isinstance(t, torch.Tensor)]

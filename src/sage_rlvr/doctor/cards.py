@@ -1,4 +1,4 @@
-"""The GPUs that ``plan --gpu`` knows, by their data sheets. Nothing heavy is imported: ``plan --help`` lists them."""
+"""The GPUs that ``plan --gpu`` knows, and their memory. Nothing heavy is imported: ``plan --help`` lists them."""
 
 import re
 from typing import NamedTuple
@@ -10,23 +10,21 @@ from sage_rlvr.names import near
 class Card(NamedTuple):
     title: str
     memory: float  # bytes
-    flops: float  # bf16 per second on tensor cores, dense, accumulated in float32
-    bandwidth: float  # bytes per second
 
 
 # H100, H200 and the A100 80GB have the memory that CUDA reports; the others the data sheet's GB as 1e9 bytes, a little less.
 CARDS = {
-    "rtx3090": Card("GeForce RTX 3090", 24e9, 71e12, 0.936e12),
-    "rtx4090": Card("GeForce RTX 4090", 24e9, 165e12, 1.008e12),
-    "rtx5090": Card("GeForce RTX 5090", 32e9, 210e12, 1.792e12),
-    "l4": Card("NVIDIA L4", 24e9, 121e12, 0.3e12),
-    "a10": Card("NVIDIA A10", 24e9, 125e12, 0.6e12),
-    "l40s": Card("NVIDIA L40S", 48e9, 362e12, 0.864e12),
-    "a100-40g": Card("NVIDIA A100 40GB", 40e9, 312e12, 1.555e12),
-    "a100-80g": Card("NVIDIA A100 80GB", 85.1e9, 312e12, 2.0e12),
-    "h100": Card("NVIDIA H100 80GB", 85.0e9, 989e12, 3.35e12),
-    "h200": Card("NVIDIA H200", 150.1e9, 989e12, 4.8e12),
-    "b200": Card("NVIDIA B200", 180e9, 2250e12, 8.0e12),
+    "rtx3090": Card("GeForce RTX 3090", 24e9),
+    "rtx4090": Card("GeForce RTX 4090", 24e9),
+    "rtx5090": Card("GeForce RTX 5090", 32e9),
+    "l4": Card("NVIDIA L4", 24e9),
+    "a10": Card("NVIDIA A10", 24e9),
+    "l40s": Card("NVIDIA L40S", 48e9),
+    "a100-40g": Card("NVIDIA A100 40GB", 40e9),
+    "a100-80g": Card("NVIDIA A100 80GB", 85.1e9),
+    "h100": Card("NVIDIA H100 80GB", 85.0e9),
+    "h200": Card("NVIDIA H200", 150.1e9),
+    "b200": Card("NVIDIA B200", 180e9),
 }
 
 
@@ -41,12 +39,3 @@ def find_card(name: str) -> Card:
         f"--gpu {name} is not known: {near(name, CARDS)} ('sage-rlvr plan --help' lists the cards); without --gpu, plan is for "
         "this machine."
     )
-
-
-def card_lines() -> list[str]:
-    """A table: name, memory, bf16 TFLOPS, bandwidth."""
-    rows = [f"  {'card':<10} {'memory':>8} {'bf16 TFLOPS':>12} {'bandwidth':>10}"]
-    for name, card in CARDS.items():
-        sizes = f"{card.memory / 1e9:>5.0f} GB {card.flops / 1e12:>12,.0f} {card.bandwidth / 1e12:>5.2f} TB/s"
-        rows.append(f"  {name:<10} {sizes}")
-    return rows

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from sage_rlvr.doctor.cards import card_lines
-from sage_rlvr.doctor.check import Check
+from sage_rlvr.doctor.cards import CARDS
+from sage_rlvr.doctor.machine import GB, Check, machine_checks
+from sage_rlvr.doctor.versions import library_checks
 from sage_rlvr.errors import UserError
 from sage_rlvr.names import near
 
 if TYPE_CHECKING:  # a plan needs TRL, which takes seconds to import; a doctor without a config does not
     from sage_rlvr.doctor.plan import Plan
 
-GB = 1e9
 OWN = ("--gpu", "--prompt_tokens", "--json")
 MARKS = {True: "[green]✓[/]", False: "[bold red]✗[/]", None: "[dim]–[/]"}
 
@@ -37,9 +37,6 @@ def show_doctor(config: str | None = None, verl: bool = False, as_json: bool = F
 
 
 def all_checks(config: str | None = None, verl: bool = False) -> list[Check]:
-    from sage_rlvr.doctor.machine import machine_checks
-    from sage_rlvr.doctor.versions import library_checks
-
     checks = machine_checks()
     if not verl:  # verl's environment has neither TRL nor Math-Verify, and needs neither
         checks += library_checks()
@@ -84,20 +81,14 @@ def plan_flags(p: argparse.ArgumentParser) -> None:
 
 def show_plan(argv: list[str]) -> bool:
     """``argv``: --config RECIPE, overrides as train takes them, and plan's own flags. True if the run fits."""
+    cards = [f"  {name:<10} {card.memory / GB:>5.0f} GB" for name, card in CARDS.items()]
     example = "sage-rlvr plan --config recipes/branch.yaml --gpu rtx4090"
     parser = argparse.ArgumentParser(
         prog="sage-rlvr plan",
         usage="sage-rlvr plan [--config RECIPE] [--model MODEL] [--gpu CARD] [--json]\n"
         "                      [--SETTING VALUE ...]",
-        description="Estimated memory, time and disk of a run before it starts.\nEvery setting of train works here too.",
-        epilog="\n".join(
-            [
-                "cards, by their data sheets:",
-                *card_lines(),
-                "",
-                f"example: {example}",
-            ]
-        ),
+        description="Estimated memory and disk of a run before it starts.\nEvery setting of train works here too.",
+        epilog="\n".join(["cards and their memory:", *cards, "", f"example: {example}"]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         exit_on_error=False,
         allow_abbrev=False,
@@ -124,7 +115,7 @@ def show_plan(argv: list[str]) -> bool:
 
 def _print_plan(plan: "Plan") -> None:
     console = Console()
-    for table in (_memory_table(plan), _phase_table(plan), _cost_table(plan)):
+    for table in _tables(plan):
         console.print(table)
         console.print()
     mark, verb = ("[green]✓[/]", "fits") if plan.fits else ("[bold red]✗[/]", "does not fit")
@@ -140,49 +131,31 @@ def _print_plan(plan: "Plan") -> None:
         console.print(f"[dim]{_plain(note)}[/]")
 
 
-def _memory_table(plan: "Plan") -> Table:
-    parts, peak = plan.memory.phases[plan.memory.worst], plan.memory.peak
-    table = Table(title=f"memory at its peak: {plan.memory.worst}", title_justify="left", show_footer=True)
-    table.add_column("part", footer="peak")
-    table.add_column("size", justify="right", footer=size(peak))
-    table.add_column("share", justify="right")
-    table.add_column("of what")
-    for p in sorted(parts, key=lambda p: -p.bytes):
-        table.add_row(p.name, size(p.bytes), f"{p.bytes / peak:.0%}", _plain(p.about))
-    return table
-
-
-def _phase_table(plan: "Plan") -> Table:
-    table = Table(title="memory of each phase", title_justify="left")
-    table.add_column("phase")
-    table.add_column("size", justify="right")
-    for name, parts in plan.memory.phases.items():
-        table.add_row(name, size(sum(p.bytes for p in parts)))
-    return table
-
-
-def _cost_table(plan: "Plan") -> Table:
-    whole = sum(plan.seconds.values())
-    table = Table(title=f"{plan.demand.steps:,} steps: time and disk", title_justify="left")
-    table.add_column("part")
-    table.add_column("cost", justify="right")
-    table.add_column("of what")
-    for name, seconds in plan.seconds.items():
-        table.add_row(name, duration(seconds), f"{seconds / whole:.0%}" if whole else "")
-    table.add_row("time, at most about", f"[bold]{duration(whole)}[/]", f"{plan.tokens / 1e6:,.1f}M tokens generated")
-    table.add_section()
+def _tables(plan: "Plan") -> list[Table]:
+    """The parts of the peak, the phases, and what the whole run generates and writes."""
+    worst, peak = plan.memory.worst, plan.memory.peak
+    parts = _table(f"memory at its peak: {worst}", "part", "size", "share", "of what")
+    for p in sorted(plan.memory.phases[worst], key=lambda p: -p.bytes):
+        parts.add_row(p.name, size(p.bytes), f"{p.bytes / peak:.0%}", _plain(p.about))
+    parts.add_section()
+    parts.add_row("peak", size(peak))
+    phases = _table("memory of each phase", "phase", "size")
+    for name, alive in plan.memory.phases.items():
+        phases.add_row(name, size(sum(p.bytes for p in alive)))
+    disk = _table(
+        f"{plan.demand.steps:,} steps, {plan.tokens / 1e6:,.1f}M tokens at most: disk", "part", "size", "of what"
+    )
     for p in plan.disk:
-        table.add_row(p.name, size(p.bytes), _plain(p.about))
+        disk.add_row(p.name, size(p.bytes), _plain(p.about))
+    return [parts, phases, disk]
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in columns:
+        table.add_column(name, justify="right" if name in ("size", "share") else "left")
     return table
 
 
 def size(count: float) -> str:
     return f"{count / GB:.1f} GB" if count >= GB else f"{count / 1e6:.0f} MB"
-
-
-def duration(seconds: float) -> str:
-    if seconds >= 2 * 86400:
-        return f"{seconds / 86400:.1f} days"
-    if seconds >= 2 * 3600:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

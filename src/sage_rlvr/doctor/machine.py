@@ -3,36 +3,45 @@
 import os
 import platform
 import shutil
-import socket
 import sys
-import threading
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from sage_rlvr.doctor.check import Check
+from sage_rlvr.errors import short
 
 GB = 1e9
 LITTLE_DISK = 10 * GB
 LITTLE_MEMORY = 4 * GB
-HUB_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """``ok`` is None where it could not be told, or is not needed here; ``fix`` is one sentence."""
+
+    name: str
+    ok: bool | None
+    found: str
+    fix: str = ""
 
 
 def machine_checks(output_dir: str = "runs") -> list[Check]:
-    return [python_check(), *torch_checks(), cpu_check(), *disk_checks(output_dir), hub_check(), sandbox_check()]
-
-
-def python_check() -> Check:
-    fits = sys.version_info >= (3, 11)
-    return Check("Python", fits, platform.python_version(), "" if fits else "install Python 3.11 or 3.12.")
+    python = sys.version_info >= (3, 11)
+    return [
+        Check("Python", python, platform.python_version(), "" if python else "install Python 3.11 or 3.12."),
+        *torch_checks(),
+        cpu_check(),
+        *disk_checks(output_dir),
+        hub_check(),
+        sandbox_check(),
+    ]
 
 
 def torch_checks() -> list[Check]:
-    """torch's build, and one check a GPU."""
+    """torch's build, and one check per GPU."""
     try:
         import torch
     except Exception as e:  # a broken install raises OSError and others
-        reason = " ".join(str(e).split())[:120]
-        return [Check("torch build", False, f"cannot be imported ({reason})", "pip install --force-reinstall torch.")]
+        return [Check("torch build", False, f"cannot be imported ({short(e)})", "pip install --force-reinstall torch.")]
     build = torch.version.cuda or torch.version.hip
     if not build:
         return [Check("GPU", None, "none: this torch is built for CPU; enough for the demo and the lab",
@@ -50,24 +59,19 @@ def _gpu(i: int) -> Check:
     free, total = torch.cuda.mem_get_info(i)
     bf16 = "bf16" if torch.cuda.get_device_capability(i) >= (8, 0) else "no bf16"
     found = f"{torch.cuda.get_device_name(i)}, {free / GB:.0f} of {total / GB:.0f} GB free, {bf16}"
-    taken = free < total / 2
-    return Check(
-        f"GPU {i}", not taken, found, "another process holds its memory: nvidia-smi names it." if taken else ""
-    )
+    if free < total / 2:
+        return Check(f"GPU {i}", False, found, "another process holds its memory: nvidia-smi names it.")
+    return Check(f"GPU {i}", True, found)
 
 
 def cpu_check() -> Check:
     total, free = memory()
-    found = f"{cores()} cores, {free / GB:.1f} of {total / GB:.1f} GB free"
-    short = free < LITTLE_MEMORY
-    return Check(
-        "CPU and memory", not short, found, "close other programs: a run's imports alone take 1 GB." if short else ""
-    )
-
-
-def cores() -> int:
-    """Those this process may use, which in a container are fewer than the machine's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    found = f"{cores} cores, {free / GB:.1f} of {total / GB:.1f} GB free"
+    if free < LITTLE_MEMORY:
+        fix = "close other programs: a run's imports alone take 1 GB."
+        return Check("CPU and memory", False, found, fix)
+    return Check("CPU and memory", True, found)
 
 
 def memory() -> tuple[float, float]:
@@ -77,14 +81,11 @@ def memory() -> tuple[float, float]:
     seen = psutil.virtual_memory()
     total, free = float(seen.total), float(seen.available)
     try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        limit = float(Path("/sys/fs/cgroup/memory.max").read_text())
         used = float(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # no limit is written as "max"
         return total, free
-    if limit.isdigit():
-        total = min(total, float(limit))
-        free = min(free, max(0.0, float(limit) - used))
-    return total, free
+    return min(total, limit), min(free, max(0.0, limit - used))
 
 
 def sandbox_check() -> Check:
@@ -97,9 +98,6 @@ def sandbox_check() -> Check:
                  "for answers you do not trust, use Linux on x86_64 or aarch64.")  # fmt: skip
 
 
-# ---- disk ----------------------------------------------------------------------------------------------------------
-
-
 def disk_checks(output_dir: str, needed: float = LITTLE_DISK) -> list[Check]:
     return [
         _disk("disk for runs", Path(output_dir), needed, "output_dir"),
@@ -108,58 +106,40 @@ def disk_checks(output_dir: str, needed: float = LITTLE_DISK) -> list[Check]:
 
 
 def _disk(name: str, folder: Path, needed: float, setting: str) -> Check:
-    there = next(p for p in [folder.absolute(), *folder.absolute().parents] if p.exists())
-    if not there.is_dir():
-        return Check(name, False, f"{there} is a file", f"set {setting} to a folder.")
-    if not os.access(there, os.W_OK):
-        return Check(name, False, f"{there} cannot be written", f"set {setting} to a folder you may write to.")
-    free = shutil.disk_usage(there).free
+    place = existing(folder)
+    if not place.is_dir():
+        return Check(name, False, f"{place} is a file", f"set {setting} to a folder.")
+    if not os.access(place, os.W_OK):
+        return Check(name, False, f"{place} cannot be written", f"set {setting} to a folder you may write to.")
+    free = shutil.disk_usage(place).free
     found = f"{free / GB:.0f} GB free at {folder}"
     if free < needed:
-        return Check(
-            name, False, f"{found}, {needed / GB:.0f} GB wanted", f"make room, or set {setting} to a larger disk."
-        )
+        fix = f"make room, or set {setting} to a larger disk."
+        return Check(name, False, f"{found}, {needed / GB:.0f} GB wanted", fix)
     return Check(name, True, found)
 
 
+def existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that is there."""
+    return next(p for p in [path.absolute(), *path.absolute().parents] if p.exists())
+
+
 def hub_cache() -> Path:
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
-    return Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser()
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return Path(HF_HUB_CACHE)
 
 
-# ---- the Hub -------------------------------------------------------------------------------------------------------
-
-
-def hub_check(seconds: float = HUB_SECONDS) -> Check:
+def hub_check(seconds: float = 3.0) -> Check:
     """Whether the Hub answers. None where there is no need to ask, or only a proxy could tell."""
-    flag = next((f for f in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if _is_on(f)), None)
-    if flag:
+    from sage_rlvr.models.loading import hub_endpoint, hub_in_reach, hub_offline, hub_proxy
+
+    if flag := hub_offline():
         return Check("Hub", None, f"offline by {flag}: models and data come from folders and the cache")
-    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    if any(os.environ.get(p) for p in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+    endpoint = hub_endpoint()
+    if hub_proxy():
         return Check("Hub", None, f"{endpoint} through a proxy, not tried")
-    if reachable(endpoint, seconds):
+    if hub_in_reach(seconds):
         return Check("Hub", True, f"{endpoint} answers")
     return Check("Hub", None, f"{endpoint} does not answer within {seconds:g} s",
                  "only what is in folders or the cache can be used: copy models and data, and set HF_HUB_OFFLINE=1.")  # fmt: skip
-
-
-def _is_on(flag: str) -> bool:
-    return os.environ.get(flag, "0").lower() in ("1", "true", "yes", "on")
-
-
-def reachable(endpoint: str, seconds: float) -> bool:
-    """In a thread, because a resolver may take longer than any timeout that can be given to it."""
-    host, answer = urlsplit(endpoint), []
-
-    def knock() -> None:
-        try:
-            socket.create_connection((host.hostname or "", host.port or 443), timeout=seconds).close()
-            answer.append(True)
-        except (OSError, ValueError):
-            return
-
-    thread = threading.Thread(target=knock, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return bool(answer)

@@ -27,7 +27,6 @@ class Memory:
 
     phases: dict[str, list[Part]]
     weights: Weights
-    cache: float  # bytes a row takes in generation when it is at its full length
 
     @property
     def peak(self) -> float:
@@ -45,34 +44,28 @@ def total(parts: list[Part]) -> float:
 def memory_of(demand: Demand, cuda: bool, gpu_memory: float = 0.0) -> Memory:
     """``gpu_memory`` is what vLLM's share is a share of."""
     weights = weigh(demand.config, demand.dtype, demand.lora, demand.trusted)
-    kept = measure_pass(
-        demand.config,
-        demand.micro_batch,
-        demand.length,
-        demand.dtype,
-        demand.lora,
-        demand.checkpointing,
-        demand.autocast,
+    passes = measure_pass(
+        demand.config, demand.micro_batch, demand.length, demand.dtype, demand.lora, demand.checkpointing, demand.autocast,
         demand.trusted,
-    )
+    )  # fmt: skip
     always = _always(demand, weights, cuda)
     vllm = [_vllm(demand, weights, gpu_memory)] if demand.vllm else []
     awake = [] if demand.vllm_sleeps else vllm
     gradients = Part("gradients", weights.trainable, _count(weights.trainable_count))
-    activations = Part("activations", kept.saved, _tokens(demand) + (", checkpointed" if demand.checkpointing else ""))
+    about = f"{demand.micro_batch} × {demand.length} tokens" + (", checkpointed" if demand.checkpointing else "")
+    activations = Part("activations", passes.saved, about)
     head = Part("log-prob head", head_bytes(demand, cuda, backward=True), "a tile of logits at a time")
-    layer = Part("one layer, backward", kept.backward)
+    layer = Part("one layer, backward", passes.backward)
     first = [gradients] if demand.accumulation > 1 else []
     phases = {
         "backward pass, at its start": [*always, *awake, *first, activations, _larger(head, layer)],
         "backward pass, at its end": [*always, *awake, gradients, layer],
         "optimizer step": [*always, *awake, gradients, *_optimizer_copies(demand, weights, cuda)],
-        "reference and scoring passes": [*always, *awake, _larger(Part("one layer, forward", kept.no_grad),
+        "reference and scoring passes": [*always, *awake, _larger(Part("one layer, forward", passes.no_grad),
                                          Part("log-prob head", head_bytes(demand, cuda, backward=False)))],
-        "generation": [*always, *(vllm or generation(demand, kept))],
+        "generation": [*always, *(vllm or generation(demand, passes))],
     }  # fmt: skip
-    found = {name: [p for p in parts if p.bytes] for name, parts in phases.items()}
-    return Memory(found, weights, kept.cache / demand.micro_batch)
+    return Memory({name: [p for p in parts if p.bytes] for name, parts in phases.items()}, weights)
 
 
 def _vllm(demand: Demand, weights: Weights, gpu_memory: float) -> Part:
@@ -123,7 +116,7 @@ def head_bytes(demand: Demand, cuda: bool, backward: bool) -> float:
 
 
 def _our_head(n: int, vocab: int, width: int, size: int, learns: int | None, backward: bool) -> float:
-    """By ``head/tiles.py``: a tile, and with gradients a float32 vector a token; the exponentials where the head learns, and
+    """By ``head/tiles.py``: a tile, and with gradients a float32 vector per token; the exponentials where the head learns, and
     the gradient of its weight, of ``learns`` bytes each."""
     if not backward:
         cut = tiles.reading_tiles(n, vocab)
@@ -147,11 +140,11 @@ def _their_head(n: int, vocab: int, width: int, size: int, learns: int | None, b
     return tile + columns * width * size + hidden + weight
 
 
-def generation(demand: Demand, kept: Pass) -> list[Part]:
+def generation(demand: Demand, passes: Pass) -> list[Part]:
     """Transformers' generate: a cache that grows to its full length, the prompts' own pass, and the logits of one token."""
-    prompts = kept.no_grad * demand.rollout_rows * demand.prompt / (demand.micro_batch * demand.length)
+    prompts = passes.no_grad * demand.rollout_rows * demand.prompt / (demand.micro_batch * demand.length)
     logits = demand.rollout_rows * demand.config.get_text_config().vocab_size * 4 * (1 + SAMPLING_COPIES)
-    cache = kept.cache * demand.rollout_rows / demand.micro_batch
+    cache = passes.cache * demand.rollout_rows / demand.micro_batch
     return [Part("KV cache", cache, f"{demand.rollout_rows} rows of {demand.length} tokens"),
             Part("prompts or logits", max(prompts, logits))]  # fmt: skip
 
@@ -162,7 +155,3 @@ def _larger(*parts: Part) -> Part:
 
 def _count(parameters: int) -> str:
     return f"{parameters / 1e9:.2f}B" if parameters >= 1e9 else f"{parameters / 1e6:.1f}M"
-
-
-def _tokens(demand: Demand) -> str:
-    return f"{demand.micro_batch} × {demand.length} tokens"

@@ -5,16 +5,17 @@ import io
 from pathlib import Path
 from typing import Any
 
-from sage_rlvr.doctor.check import Check
-from sage_rlvr.doctor.machine import GB, disk_checks, hub_check
-from sage_rlvr.doctor.plan import Plan, cached, make_plan
-from sage_rlvr.errors import UserError
+from sage_rlvr.doctor.architectures import architecture
+from sage_rlvr.doctor.machine import GB, Check, disk_checks
+from sage_rlvr.doctor.plan import make_plan
+from sage_rlvr.errors import UserError, short
 from sage_rlvr.launch import run as training
 from sage_rlvr.launch import sft
 from sage_rlvr.launch.recipes import load_recipe
 from sage_rlvr.models import base_of, is_adapter, load_tokenizer
+from sage_rlvr.models.fingerprints import folder_of
 from sage_rlvr.models.gguf import is_gguf
-from sage_rlvr.models.loading import check_folder, check_shapes, resolved
+from sage_rlvr.models.loading import check_folder, check_shapes, hub_in_reach, resolved
 from sage_rlvr.tasks.loading import local_files
 from sage_rlvr.tasks.registry import get_task
 from sage_rlvr.tasks.trivial import warning
@@ -24,23 +25,24 @@ def config_checks(config: str) -> list[Check]:
     """The settings as the trainer itself judges them first; what follows needs them."""
     load_recipe(config)  # no such recipe: wrong use
     argv = ["--config", config]
-    said = io.StringIO()
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):  # argparse prints, then exits
+        with contextlib.redirect_stderr(printed):  # argparse prints, then exits
             run, args, model_args = training.parse(argv)
     except (UserError, ValueError, ImportError) as e:
         return [_refused("settings", e)]
     except SystemExit:
-        return [_refused("settings", said.getvalue().strip().splitlines()[-1])]
-    checks = [Check("settings", True, f"{config} can be built")]
-    checks.append(_asked("libraries", lambda: _installed(args)))
-    checks.append(_accelerator(args))
-    checks.append(_asked("model", lambda: model_found(model_args.model_name_or_path, args.trust_remote_code)))
-    checks.append(_asked(f"data of {run.task}", lambda: data_found(run.task, run.data_dir)))
+        return [_refused("settings", printed.getvalue().strip().splitlines()[-1])]
+    checks = [
+        Check("settings", True, f"{config} can be built"),
+        _asked("libraries", lambda: _installed(args)),
+        _accelerator(args),
+        _asked("model", lambda: model_check(model_args.model_name_or_path, args.trust_remote_code)),
+        _asked(f"data of {run.task}", lambda: data_check(run.task, run.data_dir)),
+    ]
     if pays := warning(run.task):
-        checks.append(
-            Check("trivial answers", None, pays, "watch the completions: sage-rlvr tasks show names the policy.")
-        )
+        fix = "watch the completions: sage-rlvr tasks show names the policy."
+        checks.append(Check("trivial answers", None, pays, fix))
     if run.sft:
         checks += _sft_checks(run, args, model_args)
     checks.append(_asked("output_dir", lambda: _unclaimed(run, args, model_args)))
@@ -70,9 +72,8 @@ def _installed(args: Any) -> str:
 def _accelerator(args: Any) -> Check:
     import torch
 
-    here = torch.cuda.is_available() and not args.use_cpu
     optim = str(getattr(args.optim, "value", args.optim))
-    if here:
+    if torch.cuda.is_available() and not args.use_cpu:
         return Check("accelerator", True, torch.cuda.get_device_name())
     if args.use_vllm and args.vllm_mode == "colocate":
         return Check("accelerator", False, "use_vllm without a GPU", "set --use_vllm false, or run it on a GPU.")
@@ -87,7 +88,7 @@ def _accelerator(args: Any) -> Check:
 # ---- model and data ------------------------------------------------------------------------------------------------
 
 
-def model_found(name: str | None, trusted: bool = False) -> str | Check:
+def model_check(name: str | None, trusted: bool = False) -> str | Check:
     if not name:
         raise UserError("the config names no model: set model to a Hub id, a folder or a .gguf file.")
     source = resolved(name)
@@ -99,7 +100,7 @@ def model_found(name: str | None, trusted: bool = False) -> str | Check:
         check_folder(Path(source), trusted)
         load_tokenizer(source, trust_remote_code=trusted)
         return f"folder {name}"
-    if cached(source):
+    if folder_of(source) is not None:
         return f"{source}, in the Hub's cache"
     return _from_hub("model", source, "give --model the folder of a copy")
 
@@ -108,8 +109,6 @@ def adapter_fits(adapter: str, trusted: bool = False) -> str:
     """Each LoRA pair against the layer it is for, on a base without storage."""
     import torch
     from transformers import AutoModelForCausalLM
-
-    from sage_rlvr.doctor.architectures import architecture
 
     base = base_of(adapter)
     if not any(Path(adapter).glob("adapter_model.*")):
@@ -122,7 +121,7 @@ def adapter_fits(adapter: str, trusted: bool = False) -> str:
     return f"adapter of {base}"
 
 
-def data_found(task: str, data_dir: str | None) -> str | Check:
+def data_check(task: str, data_dir: str | None) -> str | Check:
     parts = [get_task(name) for name in get_task(task).parts or (task,)]
     if all(part.generate for part in parts):
         return "generated"
@@ -135,13 +134,11 @@ def data_found(task: str, data_dir: str | None) -> str | Check:
 
 
 def _from_hub(name: str, source: str, fix: str, data: bool = False) -> Check:
-    hub = hub_check()
-    if hub.ok or "proxy" in hub.found:
+    if hub_in_reach(3.0):
         return Check(name, True, f"{source}, to be fetched from the Hub")
     if data:  # datasets keeps its own cache, whose layout is its own affair
-        return Check(
-            name, None, f"{source} is not in a data folder and the Hub is out of reach; perhaps cached", f"{fix}."
-        )
+        found = f"{source} is not in a data folder and the Hub is out of reach; perhaps cached"
+        return Check(name, None, found, f"{fix}.")
     return Check(name, False, f"{source} is not here and the Hub is out of reach", f"go online, or {fix}.")
 
 
@@ -151,9 +148,8 @@ def _sft_checks(run: Any, args: Any, model_args: Any) -> list[Check]:
         stage, _ = sft.from_recipe(load_recipe(run.sft), folder, model_args.model_name_or_path, use_cpu=args.use_cpu)
         return f"{stage.task}, kept as {stage.result} in {folder}"
 
-    recipe = load_recipe(run.sft) if run.sft else {}
-    task = str(recipe.get("task", sft.SFTRun.task))
-    return [_asked("SFT stage", build), _asked(f"data of {task}", lambda: data_found(task, run.data_dir))]
+    task = str(load_recipe(run.sft).get("task", sft.SFTRun.task))
+    return [_asked("SFT stage", build), _asked(f"data of {task}", lambda: data_check(task, run.data_dir))]
 
 
 def _unclaimed(run: Any, args: Any, model_args: Any) -> str:
@@ -166,17 +162,12 @@ def _unclaimed(run: Any, args: Any, model_args: Any) -> str:
 
 def _plan_checks(argv: list[str], output_dir: str) -> list[Check]:
     try:
-        plan = make_plan(argv, probe_seconds=0.02)  # its time is not looked at
+        plan = make_plan(argv)
     except (UserError, ValueError, RuntimeError) as e:
-        return [Check("memory", None, f"no plan could be made ({' '.join(str(e).split())[:160]})")]
-    needed = sum(p.bytes for p in plan.disk if p.name != "model from the Hub")
-    return [_memory(plan), disk_checks(output_dir, needed)[0]]
-
-
-def _memory(plan: Plan) -> Check:
+        return [Check("memory", None, f"no plan could be made ({short(e)})")]
     found = f"about {plan.memory.peak / GB:.1f} GB of {plan.device.free / GB:.1f} GB free on {plan.device.name}"
-    if plan.fits:
-        return Check("memory", True, found)
     enough = [flags for flags, peak in plan.fixes if peak <= plan.device.free]
     flags = (enough or [flags for flags, _ in plan.fixes] or ["a smaller model"])[0]
-    return Check("memory", False, found, f"try {flags}; 'sage-rlvr plan' shows what costs what.")
+    fix = "" if plan.fits else f"try {flags}; 'sage-rlvr plan' shows what costs what."
+    needed = sum(p.bytes for p in plan.disk if p.name != "model from the Hub")
+    return [Check("memory", plan.fits, found, fix), disk_checks(output_dir, needed)[0]]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
-from sage_rlvr.doctor.check import Check
+from sage_rlvr.doctor.machine import Check
 from sage_rlvr.extensions import leave_working_directory
 
 TESTED = "0.9.1"
@@ -47,20 +47,19 @@ def check_verl(timeout_s: float = 180) -> list[Check]:
 
 def _library(name: str, tested: str | None) -> Check:
     try:
-        found = version(name)
+        installed = version(name)
     except PackageNotFoundError:
-        return Check(
-            name, False, "not installed in this environment", f"pip install 'sage-rlvr[verl]' where {name} is to run."
-        )
-    if tested is not None and found != tested:
-        return Check(name, None, f"{found}; the plug-in is tested with {tested}", f"pip install {name}=={tested}.")
-    return Check(name, True, found)
+        fix = f"pip install 'sage-rlvr[verl]' where {name} is to run."
+        return Check(name, False, "not installed in this environment", fix)
+    if tested is not None and installed != tested:
+        return Check(name, None, f"{installed}; the plug-in is tested with {tested}", f"pip install {name}=={tested}.")
+    return Check(name, True, installed)
 
 
 def _entry_point() -> Check:
-    found = [point.name for point in entry_points(group="verl.plugins") if point.value == PLUGIN]
-    if found:
-        return Check("entry point", True, f"verl.plugins: {found[0]} = {PLUGIN}")
+    for point in entry_points(group="verl.plugins"):
+        if point.value == PLUGIN:
+            return Check("entry point", True, f"verl.plugins: {point.name} = {PLUGIN}")
     fix = "install sage-rlvr into verl's environment again (pip install --no-deps sage-rlvr): the entry point comes with it."
     return Check("entry point", False, f"no entry point of group verl.plugins names {PLUGIN}", fix)
 
@@ -69,47 +68,33 @@ def _policy() -> Check:
     """verl reads the variable itself: auto, none, or a list of names."""
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
     allowed = policy == "auto" or "sage" in {name.strip() for name in policy.split(",")}
-    said = f"VERL_USE_EXTERNAL_PLUGINS={policy}"
-    return Check("plug-ins allowed", allowed, said, "" if allowed else "unset it, or add sage to its list.")
+    fix = "" if allowed else "unset it, or add sage to its list."
+    return Check("plug-ins allowed", allowed, f"VERL_USE_EXTERNAL_PLUGINS={policy}", fix)
 
 
 def _probe(timeout_s: float) -> list[Check]:
-    command = [sys.executable, "-P", "-W", "ignore", "-c", PROBE]
+    name, command = "plug-in active", [sys.executable, "-P", "-W", "ignore", "-c", PROBE]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        return [
-            Check(
-                "plug-in active",
-                None,
-                f"a fresh process did not import verl in {timeout_s:g} s",
-                "try again when idle.",
-            )
-        ]
+        return [Check(name, None, f"a fresh process did not import verl in {timeout_s:g} s", "try again when idle.")]
     lines = [line for line in done.stdout.splitlines() if line.startswith("SAGE-DOCTOR ")]
     if not lines:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         fix = f"fix verl's V1 trainer first; it also imports {UNDECLARED}, which its package does not ask for."
-        return [Check("plug-in active", False, f"verl.trainer.ppo.v1 does not import: {last}", fix)]
-    found = json.loads(lines[-1].removeprefix("SAGE-DOCTOR "))
-    return _judge(found, done.stderr)
-
-
-def _judge(found: dict, errors: str) -> list[Check]:
-    modes = ", ".join(found["modes"])
-    if "sage_sync" not in found["modes"]:
-        why = [line for line in errors.splitlines() if "could not be registered" in line or "Error" in line]
-        said = f"a fresh process knows {modes}, not sage_sync" + (f" ({why[-1].strip()})" if why else "")
-        return [
-            Check("plug-in active", False, said, "see the checks above; runs with trainer_mode=sage_sync stop at once.")
-        ]
-    close = all(abs(a - b) < 1e-5 for a, b in zip(found["kl"], found["expected"]))
-    said = f"verl's k3 toward ref + log q is {found['kl'][1]:.5f} at a fork, in closed form {found['expected'][1]:.5f}"
+        return [Check(name, False, f"verl.trainer.ppo.v1 does not import: {last}", fix)]
+    answer = json.loads(lines[-1].removeprefix("SAGE-DOCTOR "))
+    modes = ", ".join(answer["modes"])
+    if "sage_sync" not in answer["modes"]:
+        why = [line for line in done.stderr.splitlines() if "could not be registered" in line or "Error" in line]
+        known = f"a fresh process knows {modes}, not sage_sync" + (f" ({why[-1].strip()})" if why else "")
+        return [Check(name, False, known, "see the checks above; runs with trainer_mode=sage_sync stop at once.")]
+    kl, expected = answer["kl"], answer["expected"]
+    close = all(abs(a - b) < 1e-5 for a, b in zip(kl, expected))
+    values = f"verl's k3 toward ref + log q is {kl[1]:.5f} at a fork, in closed form {expected[1]:.5f}"
     fix = "" if close else "verl's kl_penalty is not the one of 0.9.1: install the tested version."
-    return [
-        Check("plug-in active", True, f"import verl alone leads to trainer_mode=sage_sync ({modes})"),
-        Check("anchor shaped", close, said, fix),
-    ]
+    active = Check(name, True, f"import verl alone leads to trainer_mode=sage_sync ({modes})")
+    return [active, Check("anchor shaped", close, values, fix)]
 
 
 def main() -> int:

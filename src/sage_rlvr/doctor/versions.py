@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from sage_rlvr.doctor.check import Check
+from sage_rlvr.doctor.machine import Check
 
 # What the tests and the GPU benchmarks ran with: the first of each is CPU's, the last is the GPU's. A test holds these against
 # constraints/*.txt; the ranges themselves come from the installed package's own metadata.
@@ -28,7 +28,7 @@ OPTIONAL = {  # library → its extra, what it is for
 
 
 def library_checks() -> list[Check]:
-    """One check a library, quick: only metadata is read, nothing is imported."""
+    """One check per library, quick: only metadata is read, nothing is imported."""
     needed = [name for name in TESTED if name not in OPTIONAL]
     return [library_check(name) for name in [*needed, *OPTIONAL]]
 
@@ -36,18 +36,18 @@ def library_checks() -> list[Check]:
 def library_check(name: str) -> Check:
     wanted = declared(name)
     try:
-        found = version(name)
+        installed = version(name)
     except PackageNotFoundError:
         if name in OPTIONAL:
             extra, purpose = OPTIONAL[name]
             return Check(name, None, f"not installed; needed only for {purpose}", f"pip install 'sage-rlvr[{extra}]'.")
         return Check(name, False, "not installed", f"pip install '{name}{wanted}'.")
-    if wanted and not wanted.contains(found, prereleases=True):
-        return Check(name, False, f"{found}, outside {wanted}", f"pip install '{name}{wanted}'.")
+    if wanted and not wanted.contains(installed, prereleases=True):
+        return Check(name, False, f"{installed}, outside {wanted}", f"pip install '{name}{wanted}'.")
     tested = TESTED.get(name, ())
-    if tested and not any(found.split("+")[0] == known for known in tested):
-        return Check(name, True, f"{found} (tested with {' and '.join(tested)})")
-    return Check(name, True, found)
+    if tested and installed.split("+")[0] not in tested:
+        return Check(name, True, f"{installed} (tested with {' and '.join(tested)})")
+    return Check(name, True, installed)
 
 
 def declared(name: str) -> SpecifierSet:
@@ -56,6 +56,5 @@ def declared(name: str) -> SpecifierSet:
         lines = requires("sage-rlvr") or []
     except PackageNotFoundError:  # run from a source tree that was never installed
         return SpecifierSet()
-    found = [Requirement(line) for line in lines]
-    ranges = [r.specifier for r in found if r.name.lower() == name and r.specifier]
-    return ranges[0] if ranges else SpecifierSet()
+    asked = [Requirement(line) for line in lines]
+    return next((r.specifier for r in asked if r.name.lower() == name and r.specifier), SpecifierSet())

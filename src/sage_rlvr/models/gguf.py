@@ -1,16 +1,15 @@
 """GGUF files: dequantised once into a cached folder of safetensors, then an ordinary model."""
 
-import hashlib
 import logging
 import os
 import re
 from pathlib import Path
 from typing import Any
 
-from sage_rlvr.errors import UserError
+from sage_rlvr.errors import UserError, short
+from sage_rlvr.models.fingerprints import of_weights
 from sage_rlvr.models.folders import whole_folder
 
-_BLOCK, _BLOCKS = 1 << 16, 64
 _log = logging.getLogger(__name__)
 
 
@@ -18,11 +17,11 @@ def is_gguf(source: str | Path) -> bool:
     return str(source).endswith(".gguf")
 
 
-def gguf_folder(file: str | Path, dtype: Any = None, cache_dir: str | Path | None = None) -> Path:
+def gguf_folder(file: str | Path, dtype: Any = None) -> Path:
     """The folder of safetensors made from a .gguf file, made now if it is not there. Weights are in ``dtype`` (bfloat16).
 
-    It lies in ``cache_dir``, by default $HF_HOME/sage-rlvr/gguf, under the file's name, its content's fingerprint and the
-    dtype; it is renamed into place when it is whole, so an interrupted conversion is never used.
+    It lies in $HF_HOME/sage-rlvr/gguf, under the file's name, its content's fingerprint and the dtype; it is renamed into
+    place when it is whole, so an interrupted conversion is never used.
     """
     import torch
 
@@ -30,7 +29,7 @@ def gguf_folder(file: str | Path, dtype: Any = None, cache_dir: str | Path | Non
     kind = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype), None)
     kind = kind if isinstance(kind, torch.dtype) else torch.bfloat16  # None and "auto"
     stem = re.sub(r"[^\w.-]", "_", file.stem)
-    folder = _cache(file, cache_dir) / f"{stem}-{_fingerprint(file)}-{str(kind).removeprefix('torch.')}"
+    folder = _cache(file) / f"{stem}-{of_weights(file)}-{str(kind).removeprefix('torch.')}"
     if not folder.is_dir():
         _log.warning("dequantising %s into %s, once", file.name, folder)
         try:
@@ -74,9 +73,8 @@ def _model(file: Path, dtype: Any) -> Any:
 def _unreadable(file: Path, e: Exception) -> UserError:
     if isinstance(e, ImportError) and "gguf" in str(e):
         return UserError(f"{file.name} needs the gguf package to be read: pip install gguf.")
-    reason = " ".join(str(e).split())[:160].rstrip(" .:") or type(e).__name__
     return UserError(
-        f"{file} cannot be read as GGUF ({reason}): fetch it again, or take a file of an architecture that Transformers "
+        f"{file} cannot be read as GGUF ({short(e)}): fetch it again, or take a file of an architecture that Transformers "
         f"converts."
     )
 
@@ -92,21 +90,8 @@ def _checked(file: str | Path) -> Path:
     return file
 
 
-def _fingerprint(file: Path) -> str:
-    """Of the size and of blocks spread over the file, both ends included: seconds, where a whole hash takes minutes."""
-    size = file.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with file.open("rb") as f:
-        for i in range(_BLOCKS):
-            f.seek(max(0, size - _BLOCK) * i // (_BLOCKS - 1))
-            digest.update(f.read(_BLOCK))
-    return digest.hexdigest()[:12]
-
-
-def _cache(file: Path, cache_dir: str | Path | None) -> Path:
-    """The folder named, else one in the Hub's own cache, else, where that cannot be written, one beside the file."""
-    if cache_dir:
-        return Path(cache_dir)
+def _cache(file: Path) -> Path:
+    """A folder in the Hub's own cache, or, where that cannot be written, one beside the file."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
     cache = Path(home).expanduser() / "sage-rlvr" / "gguf"
     there = next(parent for parent in [cache, *cache.absolute().parents] if parent.exists())

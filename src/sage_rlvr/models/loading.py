@@ -3,31 +3,25 @@
 Code that comes with a model is never run unless asked, and what cannot be loaded is said in one sentence.
 """
 
+import contextlib
 import os
 import re
 import socket
+import threading
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from sage_rlvr.errors import UserError
+from sage_rlvr.errors import UserError, causes, short
 from sage_rlvr.files import read_json
 from sage_rlvr.models.gguf import gguf_folder, gguf_tokenizer, is_gguf
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
 _TOKENIZERS = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "*.tiktoken",
-    "tekken.json",
-)
-DEMO_BASE = (
-    "demo-base"  # a model of a few hundred thousand weights that ships with the package, for a first run on a CPU
-)
+    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "*.tiktoken", "tekken.json",
+)  # fmt: skip
+DEMO_BASE = "demo-base"  # ships with the package: a few hundred thousand weights, for a first run on a CPU
 _PADS = ("<|pad|>", "<pad>", "[PAD]", "<|endoftext|>", "<|finetune_right_pad_id|>")
 
 
@@ -125,7 +119,7 @@ def _load(source: str, kw: dict[str, Any]) -> Any:
 
     if Path(source).is_dir():
         check_folder(Path(source), kw["trust_remote_code"])
-    elif not _hub_in_reach():
+    elif not hub_in_reach():
         kw |= {"local_files_only": True, "adapter_kwargs": {"local_files_only": True}}
     try:
         model, info = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **kw)
@@ -146,8 +140,8 @@ def check_folder(folder: Path, trusted: bool) -> None:
 
     if not (folder / "config.json").is_file():
         inside = sorted(folder.glob("checkpoint-*"), key=lambda p: p.stat().st_mtime)
-        mend = f"did you mean {inside[-1]}?" if inside else "give a folder saved with save_pretrained."
-        raise UserError(f"{folder} is no model: it has no config.json; {mend}")
+        fix = f"did you mean {inside[-1]}?" if inside else "give a folder saved with save_pretrained."
+        raise UserError(f"{folder} is no model: it has no config.json; {fix}")
     config = _json(folder / "config.json")
     if not trusted and "auto_map" in config and config.get("model_type") not in CONFIG_MAPPING:
         raise _ships_code(str(folder))
@@ -169,31 +163,31 @@ def _explained(source: str, e: Exception) -> UserError | Exception:
     """The library's error as one sentence; one that nobody can fix is handed back as it is."""
     from huggingface_hub import errors as hub
 
-    causes = _chain(e)
-    if isinstance(e, ValueError) and "trust_remote_code" in str(e):
+    def led_by(*kinds: type[BaseException]) -> bool:
+        return any(isinstance(cause, kinds) for cause in causes(e))
+
+    text, bad = str(e), (OSError, ValueError, KeyError, hub.StrictDataclassError)
+    if isinstance(e, ValueError) and "trust_remote_code" in text:
         return _ships_code(source)
-    if any(isinstance(c, hub.GatedRepoError) for c in causes) or "gated repo" in str(e):
+    if led_by(hub.GatedRepoError) or "gated repo" in text:
         return UserError(f"{source} is gated on the Hub: accept its terms there and run 'hf auth login'.")
-    if any(isinstance(c, hub.LocalEntryNotFoundError | hub.OfflineModeIsEnabled) for c in causes):
+    if led_by(hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled):
         return UserError(
             f"{source} is not in the local cache and the Hub is out of reach: go online (unset HF_HUB_OFFLINE), or give "
             f"the folder of a copy."
         )
-    if any(isinstance(c, hub.RepositoryNotFoundError | hub.RevisionNotFoundError) for c in causes):
+    if led_by(hub.RepositoryNotFoundError, hub.RevisionNotFoundError):
         return UserError(f"the Hub has no model {source} that you may read: check its name and revision.")
-    if isinstance(e, RuntimeError) and "ignore_mismatched_sizes" in str(e):
+    if isinstance(e, RuntimeError) and "ignore_mismatched_sizes" in text:
         return UserError(f"{source}: its weights have other shapes than its config.json says; make it again.")
-    if isinstance(e, RecursionError) and "JSON" in str(e):
+    if isinstance(e, RecursionError) and "JSON" in text:
         return UserError(f"{source}: one of its JSON files is nested too deep to be read; make it again.")
-    if isinstance(e, AssertionError) and "Padding_idx" in str(e):
+    if isinstance(e, AssertionError) and "Padding_idx" in text:
         return UserError(
             f"{source}: pad_token_id in its config.json lies beyond its vocabulary; set it to a token it has."
         )
-    if (
-        isinstance(e, OSError | ValueError | KeyError | hub.StrictDataclassError)
-        or type(e).__name__ == "SafetensorError"
-    ):
-        return UserError(f"{source} could not be loaded ({_short(e)}): check that it is a whole causal LM.")
+    if isinstance(e, bad) or type(e).__name__ == "SafetensorError":
+        return UserError(f"{source} could not be loaded ({short(e)}): check that it is a whole causal LM.")
     return e
 
 
@@ -228,11 +222,11 @@ def _with_adapter(model: Any, base: str, adapter: str, trainable: bool) -> Any:
     except (ValueError, RuntimeError, OSError) as e:
         if not Path(adapter).is_dir() and isinstance(e, OSError | ValueError):
             raise _explained(adapter, e) from e
-        raise UserError(f"adapter {adapter} does not fit {base} ({_short(e)}): {_OTHER_BASE}") from e
+        raise UserError(f"adapter {adapter} does not fit {base} ({short(e)}): {_OTHER_BASE}") from e
     # PEFT only warns of a layer the adapter has nothing for
     want = {k for k in get_peft_model_state_dict(peft_model, save_embedding_layers=False) if ".lora_" in k}
-    missing = sorted(want - set(_saved_shapes(Path(adapter)))) if _saved_shapes(Path(adapter)) else []
-    if missing:
+    saved = _saved_shapes(Path(adapter))
+    if saved and (missing := sorted(want - saved.keys())):
         raise UserError(f"adapter {adapter} does not fit {base}: it has nothing for {missing[0]}; {_OTHER_BASE}")
     return peft_model
 
@@ -244,10 +238,10 @@ def check_shapes(model: Any, base: str, adapter: Path) -> None:
     """Each LoRA pair against the layer it is for: A is (r, in), B is (out, r)."""
     modules = dict(model.named_modules())
     for key, shape in _saved_shapes(adapter).items():
-        found = re.fullmatch(r"base_model\.model\.(.+)\.lora_([AB])\.weight", key)
-        if not found:
+        match = re.fullmatch(r"base_model\.model\.(.+)\.lora_([AB])\.weight", key)
+        if not match:
             continue
-        layer, side = found.groups()
+        layer, side = match.groups()
         if layer not in modules:
             raise UserError(f"adapter {adapter} does not fit {base}: that model has no layer {layer}; {_OTHER_BASE}")
         weight = getattr(modules[layer], "weight", None)
@@ -271,7 +265,7 @@ def _saved_shapes(adapter: Path) -> dict[str, list[int]]:
         with safe_open(file, framework="pt") as saved:
             return {key: saved.get_slice(key).get_shape() for key in saved.keys()}  # noqa: SIM118 - not a dict
     except SafetensorError as e:
-        raise UserError(f"{file} cannot be read ({_short(e)}): its save was interrupted, so make it again.") from e
+        raise UserError(f"{file} cannot be read ({short(e)}): its save was interrupted, so make it again.") from e
 
 
 # ---- tokenizers, and what the above share ------------------------------------------------------------------------
@@ -287,7 +281,7 @@ def _tokenizer(source: str, trusted: bool, revision: str | None) -> Any:
         config = Path(source, "tokenizer_config.json")
         if not trusted and config.is_file() and "auto_map" in _json(config):
             raise _ships_code(source)
-    elif not _hub_in_reach():
+    elif not hub_in_reach():
         offline = {"local_files_only": True}
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=trusted, revision=revision, **offline)
@@ -306,27 +300,38 @@ def _json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _chain(e: BaseException | None) -> list[BaseException]:
-    chain: list[BaseException] = []
-    while e is not None and e not in chain:
-        chain.append(e)
-        e = e.__cause__ or e.__context__
-    return chain
+# ---- the Hub -----------------------------------------------------------------------------------------------------
 
 
-def _short(e: Exception) -> str:
-    return " ".join(str(e).split())[:160].rstrip(" .:") or type(e).__name__
+def hub_offline() -> str | None:
+    """The variable that says so, if one does."""
+    flags = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    return next((f for f in flags if os.environ.get(f, "").lower() in ("1", "true", "yes", "on")), None)
 
 
-def _hub_in_reach() -> bool:
-    """False if its name does not even resolve: the client would go on trying for a minute."""
-    import huggingface_hub.constants as hub
+def hub_proxy() -> bool:
+    return any(os.environ.get(p) for p in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"))
 
-    if hub.HF_HUB_OFFLINE or any(os.environ.get(p) for p in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return not hub.HF_HUB_OFFLINE
-    host = urlsplit(hub.ENDPOINT)
-    try:
-        socket.getaddrinfo(host.hostname, host.port or 443)
-    except OSError:
-        return False
-    return True
+
+def hub_endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+
+
+def hub_in_reach(seconds: float = 10.0) -> bool:
+    """False if it takes no connection: the client would go on trying for a minute. A proxy is not tried, and believed.
+
+    In a thread, because a resolver may take longer than any timeout that can be given to it.
+    """
+    if hub_offline() or hub_proxy():
+        return not hub_offline()
+    host, answers = urlsplit(hub_endpoint()), []
+
+    def knock() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            socket.create_connection((host.hostname or "", host.port or 443), timeout=seconds).close()
+            answers.append(True)
+
+    thread = threading.Thread(target=knock, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return bool(answers)

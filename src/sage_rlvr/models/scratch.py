@@ -9,7 +9,7 @@ SPECIAL = ("<pad>", "<eos>", "<unk>")
 
 
 def character_tokenizer(characters: str) -> Any:
-    """One token a character; anything else is <unk>. No BOS, pads on the left."""
+    """One token per character; anything else is <unk>. No BOS, pads on the left."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

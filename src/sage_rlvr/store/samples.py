@@ -1,4 +1,4 @@
-"""The sample store: one row a sample, in append-only Parquet shards that appear whole or not at all.
+"""The sample store: one row per sample, in append-only Parquet shards that appear whole or not at all.
 
 FOLDER/store.json       version, settings, and what was asked of each task
 FOLDER/samples/*.parquet  the shards: pandas.read_parquet("FOLDER/samples") reads them all
@@ -16,7 +16,6 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from sage_rlvr import lock
 from sage_rlvr.errors import Failed, UserError
 from sage_rlvr.files import read_json
 from sage_rlvr.store.keys import Keys
-from sage_rlvr.store.settings import INPUTS, learned, plain, refuse_other
+from sage_rlvr.store.settings import learned, plain, refuse_other
 
 VERSION = 1
 FINISHES = ("stop", "length", "error")
@@ -66,13 +65,9 @@ class Sample:
 
 
 _TYPES = {
-    "seed": pa.int64(),
-    "index": pa.int32(),
-    "tokens": pa.int32(),
-    "verdict": pa.float64(),
-    "logprob": pa.float64(),
-}
-_TYPES["token_ids"] = pa.list_(pa.int32())
+    "seed": pa.int64(), "index": pa.int32(), "tokens": pa.int32(), "verdict": pa.float64(), "logprob": pa.float64(),
+    "token_ids": pa.list_(pa.int32()),
+}  # fmt: skip
 SCHEMA = pa.schema([(f.name, _TYPES.get(f.name, pa.string())) for f in fields(Sample)])
 
 
@@ -84,9 +79,7 @@ class Asked:
     n: int
     seeds: list[int]
     unverifiable: list[str] = field(default_factory=list)  # known before sampling, so never sampled
-    sizes: list[int] = field(
-        default_factory=list
-    )  # every n that was ever asked for; empty in stores of earlier releases
+    sizes: list[int] = field(default_factory=list)  # every n that was ever asked for
 
 
 class SampleStore:
@@ -130,9 +123,11 @@ class SampleStore:
         try:
             if (self.folder / "store.json").exists() or self.shards():
                 self._read_header(settings)
-                self._learn(plain(settings or {}))
+                known = learned(self.settings, plain(settings or {}))
             else:
-                self.settings = plain(settings or {})
+                known = plain(settings or {})
+            if known != self.settings or not (self.folder / "store.json").exists():
+                self.settings = known
                 self._write_header()
         except BaseException:
             self._unlock()
@@ -143,9 +138,9 @@ class SampleStore:
         self._next = 1 + max((int(p.name[:6]) for p in self.shards() if p.name[:6].isdigit()), default=-1)
 
     def _read_header(self, settings: Mapping[str, Any] | None) -> None:
-        path, mend = self.folder / "store.json", "restore it from a copy, or evaluate into a new folder"
+        path, fix = self.folder / "store.json", "restore it from a copy, or evaluate into a new folder"
         try:
-            header = read_json(path, mend)
+            header = read_json(path, fix)
             version = header["version"]
             if version == VERSION:
                 self.settings = dict(header["settings"])
@@ -159,7 +154,7 @@ class SampleStore:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             why = e if isinstance(e, ValueError) else "it lacks what a store's header has"
-            raise UserError(f"{path} cannot be read ({why}); {mend}.") from e
+            raise UserError(f"{path} cannot be read ({why}); {fix}.") from e
         if version != VERSION:
             raise UserError(
                 f"{path} is of version {version} and this release reads {VERSION}; use the release that "
@@ -168,27 +163,14 @@ class SampleStore:
         if settings is not None:
             refuse_other(self.folder, self.settings, plain(settings), begun=bool(self.shards()))
 
-    def _learn(self, given: dict[str, Any]) -> None:
-        if INPUTS in given and INPUTS not in self.settings and self.shards():
-            _log.warning(
-                "%s was begun by a release that checked the weights alone. Whether its config, tokenizer and chat template have "
-                "changed since cannot be known; from now on they are checked.",
-                self.folder,
-            )
-        now = learned(self.settings, given)
-        if now != self.settings:
-            self.settings = now
-            self._write_header()
-
     def _write_header(self) -> None:
         header = {
             "version": VERSION,
             "settings": self.settings,
             "tasks": {t: {k: v for k, v in asdict(a).items() if k != "sizes"} for t, a in self.problems.items()},
-            "sizes": {t: a.sizes for t, a in self.problems.items()},  # beside them: earlier releases read the rest
+            "sizes": {t: a.sizes for t, a in self.problems.items()},
         }
-        text = json.dumps(header, indent=1, ensure_ascii=False) + "\n"
-        self._put(self.folder / "store.json", partial(_write_bytes, text.encode()))
+        self._put_json("store.json", header)
 
     def ask(
         self, task: str, problems: Iterable[str], n: int, seeds: Iterable[int], unverifiable: Iterable[str] = ()
@@ -246,6 +228,10 @@ class SampleStore:
     def _write_shard(self, table: pa.Table, name: str) -> None:
         self._put(self.samples / name, lambda f: pq.write_table(table, f, compression="zstd", row_group_size=BATCH))
 
+    def _put_json(self, name: str, content: Any) -> None:
+        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        self._put(self.folder / name, lambda file: file.write(text.encode()))
+
     def _put(self, path: Path, write: Callable[[Any], Any]) -> None:
         """The file is there whole, on the disk, or it is not there: temp, fsync, rename, fsync of the folder."""
         part = self._parts / path.name
@@ -263,10 +249,10 @@ class SampleStore:
         except OSError as e:
             part.unlink(missing_ok=True)
             full = e.errno in (errno.ENOSPC, errno.EDQUOT)
-            mend = "free some space" if full else "fix the disk"
+            why, fix = ("the disk is full", "free some space") if full else (e.strerror or e, "fix the disk")
             raise StoreError(
-                f"{path} could not be written ({'the disk is full' if full else e.strerror or e}); what was sampled before is "
-                f"safe: {mend} and run the same command again, it goes on from there."
+                f"{path} could not be written ({why}); what was sampled before is safe: {fix} and run the same command again, "
+                "it goes on from there."
             ) from e
 
     def close(self) -> None:
@@ -362,17 +348,16 @@ class SampleStore:
         left = self.rescoring if again else [p.name for p in self.shards()]
         judged = 0
         while left:
-            mark_bytes = json.dumps({"label": label, "left": left}).encode()
-            self._put(self.folder / "rescore.json", partial(_write_bytes, mark_bytes))
+            self._put_json("rescore.json", {"label": label, "left": left})
             try:
                 table = _judged(self.samples / left[0], judge)
                 self._write_shard(table, left[0])
             except BaseException as e:
-                said = f"{self.folder}: re-scoring stopped, {len(left)} of {len(self.shards())} shards have their old verdicts"
+                state = f"{self.folder}: re-scoring stopped, {len(left)} of {len(self.shards())} shards have their old verdicts"
                 if isinstance(e, UserError) or not isinstance(e, Exception):
-                    _log.warning("%s; run it again.", said)
+                    _log.warning("%s; run it again.", state)
                     raise
-                raise StoreError(f"{said} ({type(e).__name__}: {e}); fix that and run it again.") from e
+                raise StoreError(f"{state} ({type(e).__name__}: {e}); fix that and run it again.") from e
             judged, left = judged + table.num_rows, left[1:]
         (self.folder / "rescore.json").unlink(missing_ok=True)
         return judged
@@ -399,10 +384,6 @@ def _asked(sizes: Any, problems: Any, n: Any, seeds: Any, unverifiable: Any = ()
     return Asked(list(problems), int(n), [int(s) for s in seeds], list(unverifiable), [int(s) for s in sizes])
 
 
-def _write_bytes(content: bytes, file: Any) -> None:
-    file.write(content)
-
-
 def _to_batch(samples: Sequence[Sample]) -> pa.RecordBatch:
     columns = {name: [getattr(s, name) for s in samples] for name in SCHEMA.names}
     try:
@@ -425,12 +406,9 @@ def _judged(path: Path, judge: Callable[[list[dict[str, Any]]], Sequence[Any]]) 
                 raise UserError(
                     f"rescore: the judge gave {len(new)} verdicts for {len(rows)} rows; it must give one per row."
                 )
-            for row, verdict in zip(rows, new):
-                row.update(
-                    {k: verdict[k] for k in JUDGED if k in verdict}
-                    if isinstance(verdict, Mapping)
-                    else {"verdict": verdict}
-                )
+            for row, answer in zip(rows, new):
+                verdict = answer if isinstance(answer, Mapping) else {"verdict": answer}
+                row.update({k: verdict[k] for k in JUDGED if k in verdict})
             for name in JUDGED:
                 at = SCHEMA.get_field_index(name)
                 batch = batch.set_column(at, SCHEMA.field(at), pa.array([r[name] for r in rows], SCHEMA.field(at).type))

@@ -28,14 +28,9 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, t
     return {k: (x, y) for k, (x, y) in pairs.items() if x != y}
 
 
-# the name of what was sampled → a fingerprint of its files; not where it is on the Hub, nor in stores of earlier releases
+# the name of what was sampled → a fingerprint of its files; not there for a model whose files are only on the Hub
 WEIGHTS = {"model": "model_weights", "adapter": "adapter_weights"}
-
-
-# … and of all else that decides a sample: "chat template", "tokenizer", "config.json" → a digest; not in earlier releases
-INPUTS = "inputs"
-
-
+INPUTS = "inputs"  # all else that decides a sample: "chat template", "tokenizer", "config.json" → a digest
 JUDGE = "reward_digest"  # of a user's own reward
 OWN = {"dataset_digest": "data have", JUDGE: "reward has"}  # digests of what a user named
 
@@ -63,18 +58,12 @@ def refuse_other(folder: Path, stored: Mapping[str, Any], given: Mapping[str, An
             )
         differs.pop(files, None)
     if differs:
-        said = "; ".join(f"{k} was {was!r} and is now {now!r}" for k, (was, now) in list(differs.items())[:3])
+        first = "; ".join(f"{k} was {was!r} and is now {now!r}" for k, (was, now) in list(differs.items())[:3])
         raise UserError(
-            f"{folder} holds samples drawn with other settings: {said}; give --out another folder, or set that back."
+            f"{folder} holds samples drawn with other settings: {first}; give --out another folder, or set that back."
         )
-    _refuse_other_inputs(folder, stored, given)
-
-
-def _refuse_other_inputs(folder: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Again by what both sides have looked at."""
-    was, now = (side.get(INPUTS, {}) for side in (stored, given))
-    changed = [name for name, value in now.items() if was.get(name, value) != value]
-    if changed:
+    was, now = (side.get(INPUTS, {}) for side in (stored, given))  # again by what both sides have looked at
+    if changed := [name for name, value in now.items() if was.get(name, value) != value]:
         raise UserError(
             f"{folder} holds samples drawn with another {' and '.join(changed)} than {given.get('model')} has now; give --out "
             "another folder, or put the old one back."

@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
@@ -47,23 +47,14 @@ class AfterImport(MetaPathFinder):
         sys.meta_path.remove(self)
         spec = find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Then(spec.loader, self.then)
+            load = spec.loader.exec_module
+
+            def load_and_call(module: ModuleType) -> None:
+                load(module)
+                self.then()
+
+            spec.loader.exec_module = load_and_call  # type: ignore[method-assign]
         return spec
-
-
-class _Then(Loader):
-    def __init__(self, inner: Loader, then: Callable[[], None]):
-        self.inner, self.then = inner, then
-
-    def __getattr__(self, name: str) -> Any:  # get_source, get_data, … are the inner loader's
-        return getattr(self.inner, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self.inner.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self.inner.exec_module(module)
-        self.then()
 
 
 def refuse_unread_options(trainer: Any, why: Callable[[Any, Any], str | None]) -> None:
@@ -77,9 +68,9 @@ def refuse_unread_options(trainer: Any, why: Callable[[Any, Any], str | None]) -
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         ours = (config.get("algorithm") or {}).get("adv_estimator") == ESTIMATOR
         what = "sage.*" if config.get("sage") is not None else f"algorithm.adv_estimator={ESTIMATOR}" if ours else None
-        said = why(self, config) if what is not None else None
-        if said:
-            raise UserError(f"{what} is set but {said}.")
+        reason = why(self, config) if what is not None else None
+        if reason:
+            raise UserError(f"{what} is set but {reason}.")
         theirs(self, config, *args, **kwargs)
 
     __init__.asks_for_sage = True  # type: ignore[attr-defined]
@@ -87,9 +78,9 @@ def refuse_unread_options(trainer: Any, why: Callable[[Any, Any], str | None]) -
 
 
 def guard_legacy() -> None:
-    mend = f"set trainer.use_v1=True and trainer.v1.trainer_mode={MODE}"
+    fix = f"set trainer.use_v1=True and trainer.v1.trainer_mode={MODE}"
     legacy = sys.modules[LEGACY].RayPPOTrainer
-    refuse_unread_options(legacy, lambda self, config: f"verl's legacy trainer does not read it: {mend}")
+    refuse_unread_options(legacy, lambda self, config: f"verl's legacy trainer does not read it: {fix}")
 
 
 def _install() -> None:

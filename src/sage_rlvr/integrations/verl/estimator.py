@@ -116,11 +116,11 @@ def mean_per_token(x: Tensor, mask: Tensor) -> Tensor:
 
 def answers_of(extra_fields: Sequence[Any], key: str) -> list[str | None]:
     """What the reward function answered under ``key`` beside its score, as verl keeps it with each trajectory."""
-    told_ = [getattr(one, "data", one) for one in extra_fields]
-    found = [(one.get("reward_extra_info") or {}).get(key) if isinstance(one, dict) else None for one in told_]
-    if all(answer is None for answer in found):
+    fields = [getattr(one, "data", one) for one in extra_fields]
+    answers = [(one.get("reward_extra_info") or {}).get(key) if isinstance(one, dict) else None for one in fields]
+    if all(answer is None for answer in answers):
         raise UserError(
             f"sage.answer={key}: the reward function answered no {key!r} for any completion; let it return a dict with one, as "
             f"in {{'score': 1.0, {key!r}: '42'}}."
         )
-    return [None if answer is None else str(answer) for answer in found]
+    return [None if answer is None else str(answer) for answer in answers]

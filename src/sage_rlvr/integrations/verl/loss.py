@@ -1,6 +1,6 @@
 """The loss seam: verl's own loss around a current-policy guide, or with a penalty that verl does not have.
 
-Installed with ``set_loss_fn``; runs on the workers, once a micro-batch. verl's loss is called, never copied: where verl has
+Installed with ``set_loss_fn``; runs on the workers, once per micro-batch. verl's loss is called, never copied: where verl has
 the estimator it gets a shallow copy of the data whose ``ref_log_prob`` is ref + log q; where it has not, it runs with its KL
 off and our term is added under its own normaliser, so that ``kl_loss_coef`` means the same on both seams.
 """

@@ -59,7 +59,7 @@ def row_numbers(keys: Sequence[str], prompt_number: Mapping[str, int], per_promp
             )
         rows.append(
             prompt_number[uid] * per_prompt + int(session) + (int(index) << 40)
-        )  # index: several outputs a session
+        )  # index: several outputs per session
     return torch.tensor(rows, dtype=torch.long)
 
 

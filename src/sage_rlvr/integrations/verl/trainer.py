@@ -46,12 +46,7 @@ class SageTrainer(PPOTrainerSync):
                 config.algorithm.adv_estimator = "grpo"  # verl's own, by verl's own path
         actor = config.actor_rollout_ref.actor
         self._entropy_asked = bool(actor.calculate_entropy or actor.entropy_coeff != 0)
-        if (
-            self.sage.seam == "loss"
-            and not self.sage.hold
-            and self.guide is not None
-            and "entropies" in self.guide.needs
-        ):
+        if self.guide is not None and not self.sage.hold and "entropies" in self.guide.needs:
             with open_dict(config):
                 actor.calculate_entropy = True  # the guide looks at the policy inside the update
         super().__init__(config)
@@ -69,16 +64,15 @@ class SageTrainer(PPOTrainerSync):
             raise UserError(f"trainer.v1.trainer_mode={name} reached the trainer of {MODE}: set trainer_mode={MODE}.")
 
     def _say(self) -> None:
-        o = self.sage
+        o, advantage = self.sage, repr(self.advantage) if self.advantage is not None else None
         if o.seam == "none":
-            rest = "verl as it is" if self.advantage is None else f"{self.advantage!r}"
-            said = f"sage.guide=none: {rest}, nothing is shaped"
+            line = f"sage.guide=none: {advantage or 'verl as it is'}, nothing is shaped"
         else:
-            said = (
+            line = (
                 f"{self.guide!r}, estimator {o.estimator}, beta={self.beta}, {o.seam} seam, hold={o.hold}, center={o.center}, "
-                f"seed={o.seed}" + ("" if self.advantage is None else f", {self.advantage!r}")
+                f"seed={o.seed}" + (f", {advantage}" if advantage else "")
             )
-        print(f"sage: {said}", flush=True)  # verl's logging may be set to WARNING; this line must be seen
+        print(f"sage: {line}", flush=True)  # verl's logging may be set to WARNING; this line must be seen
 
     # ---- the loss seam ---------------------------------------------------------------------------------------------
 
@@ -125,11 +119,8 @@ class SageTrainer(PPOTrainerSync):
             if guide.stochastic:
                 self._put(batch, {loss.ROWS: self._rows(batch)})
             return
-        fields = ["response_mask", "old_log_probs", "ref_log_prob"]
-        if "entropies" in guide.needs:
-            fields.append("entropy")
-        if "rewards" in guide.needs:
-            fields.append("rm_scores")
+        wanted = {"entropies": "entropy", "rewards": "rm_scores"}
+        fields = ["response_mask", "old_log_probs", "ref_log_prob", *(wanted[x] for x in wanted if x in guide.needs)]
         data = self._get(batch, fields)
         lengths = data["response_mask"]  # nested (B, j)
         wide = data.to_padded_tensor()  # (B, T)
@@ -140,10 +131,8 @@ class SageTrainer(PPOTrainerSync):
             seed=self._key(), step=step, max_steps=max_steps, center=self.sage.center,
             rewards=wide["rm_scores"].float().sum(1) if "rewards" in guide.needs else None,
         )  # fmt: skip
-        if self.sage.seam == "loss":
-            self._put(batch, {loss.LOG_Q: response_to_nested(log_q, lengths)})
-        else:
-            self._put(batch, {"ref_log_prob": response_to_nested(ref + log_q, lengths)})
+        name, value = (loss.LOG_Q, log_q) if self.sage.seam == "loss" else ("ref_log_prob", ref + log_q)
+        self._put(batch, {name: response_to_nested(value, lengths)})
         metrics |= shape.measure(old, ref, log_q, mask, self.sage.estimator)
 
     def _get(self, batch: Any, fields: list[str]) -> TensorDict:
