@@ -26,7 +26,7 @@ from sage_rlvr.metrics import pass_at_k
 from sage_rlvr.provenance import made_with
 from sage_rlvr.stats.intervals import Interval, crossed
 from sage_rlvr.study.frontier import read_planes
-from sage_rlvr.tasks.countdown_hard import HARD, HARD_FAR
+from sage_rlvr.tasks.countdown import HARD, HARD_FAR
 
 STEPS = (1500, 1750, 2000, 2250, 2500, 3000)
 RATES = (1.5e-4, 3e-4, 6e-4)
