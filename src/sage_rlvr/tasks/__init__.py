@@ -3,7 +3,7 @@
 from sage_rlvr.tasks.countdown import demonstrations, generate_countdown, generate_hard, generate_ltr, solutions
 from sage_rlvr.tasks.decontaminate import Report, decontaminate, evaluation_problems
 from sage_rlvr.tasks.loading import load_task, read_task
-from sage_rlvr.tasks.prompts import (  # fmt: skip
+from sage_rlvr.tasks.prompts import (
     FORMATS,
     PAPER_CHAT_TEMPLATE,
     PromptFormat,
@@ -16,7 +16,7 @@ from sage_rlvr.tasks.prompts import (  # fmt: skip
     to_messages,
 )
 from sage_rlvr.tasks.registry import TASKS, Problem, Source, Task, get_task, register_task
-from sage_rlvr.tasks.scorers import (  # fmt: skip
+from sage_rlvr.tasks.scorers import (
     Scorer,
     distinct_solution,
     keep_verifiable,

@@ -29,7 +29,7 @@ from sage_rlvr.tasks.registry import Problem, Source, Task, register_task
 Drawn = tuple[list[int], int]  # numbers, target
 TEST_SHARE = 0.2  # of all problems
 COUNTDOWN, LTR = "countdown", "countdown-ltr"
-THREE, FIVE, FAR, FRESH = "countdown-ltr-3", "countdown-ltr-5", "countdown-ltr-far", "countdown-ltr-fresh"
+THREE, FAR, FRESH = "countdown-ltr-3", "countdown-ltr-far", "countdown-ltr-fresh"
 HARD, HARD_FAR, HARD_FRESH = "countdown-hard", "countdown-hard-far", "countdown-hard-fresh"
 USED, HARD_USED = 1_000, 2_000  # problems of countdown-ltr and of countdown-hard that a study may have looked at
 DEVELOPMENT = 128  # test problems of countdown-ltr-3 on which the demo's settings were chosen: the task leaves them out
@@ -89,7 +89,7 @@ def reachable(numbers: Sequence[int], low: int = 0, high: int = 99) -> list[int]
     """Every target in low..high that countdown-ltr can reach with these numbers, each 1 or more."""
     margin = -(-sum(numbers) // 100) * 100  # rounded up, so that many problems share a table
     size = max(abs(low), abs(high)) + margin
-    table = _table(tuple(sorted(numbers)), size)
+    table = _table(_key(numbers), size)
     return (np.flatnonzero(table[size + low : size + high + 1]) + low).tolist()
 
 
@@ -132,16 +132,9 @@ def _values(numbers: Sequence[int]) -> dict[str, int]:
 # ---- problems ----------------------------------------------------------------------------------------------------
 
 
-def generate_ltr(
-    n: int,
-    seed: int = 0,
-    split: str = "train",
-    count: int = 4,
-    max_number: int = 9,
-    targets: tuple[int, int] = (0, 99),
-) -> list[Problem]:
-    """n problems: ``count`` numbers of 1..max_number, a target drawn evenly from those they reach. count=5: a harder set."""
-    return list(islice(_ltr(LTR, seed, split, count, max_number, targets), n))
+def generate_ltr(n: int, seed: int = 0, split: str = "train", count: int = 4) -> list[Problem]:
+    """n problems: ``count`` numbers of 1..9, a target drawn evenly from those they reach in 0..99."""
+    return list(islice(_ltr(LTR, seed, split, count), n))
 
 
 def _ltr(
@@ -152,12 +145,12 @@ def _ltr(
 
     def draw(rng: random.Random) -> Drawn | None:
         numbers = [rng.randint(1, largest) for _ in range(count)]
-        if whole and split_of(HARD, tuple(sorted(numbers))) != split:
+        if whole and split_of(HARD, _key(numbers)) != split:
             return None
         if not (reached := reachable(numbers, *targets)):
             return None
         target = rng.choice(reached)
-        return (numbers, target) if whole or split_of(name, (tuple(sorted(numbers)), target)) == split else None
+        return (numbers, target) if whole or split_of(name, (_key(numbers), target)) == split else None
 
     return _problems(name, (seed, split, count, largest, *targets), draw, LTR_QUESTION)
 
@@ -168,18 +161,15 @@ def _three(n: int, seed: int, split: str) -> list[Problem]:
     return _renamed(islice(_ltr(LTR, seed, split, count=3), first, first + n), THREE)
 
 
-def _five(n: int, seed: int, split: str) -> list[Problem]:
-    return _renamed(islice(_ltr(LTR, seed, split, count=5, targets=(100, 199)), n), FIVE)
-
-
 def _far(n: int, seed: int, split: str) -> list[Problem]:
     return _renamed(islice(_ltr(LTR, seed, split, targets=(100, 199)), n), FAR)
 
 
 def _fresh(n: int, seed: int, split: str) -> list[Problem]:
     """countdown-ltr problems of another seed, none of them among the first ``USED`` of ``seed`` in that split."""
-    known = {(_numbers(p), p.meta["target"]) for p in islice(_ltr(LTR, seed, split), USED)}
-    fresh = (p for p in _ltr(LTR, seed + 10_000, split) if (_numbers(p), p.meta["target"]) not in known)
+    known = {(_key(p.meta["numbers"]), p.meta["target"]) for p in islice(_ltr(LTR, seed, split), USED)}
+    others = _ltr(LTR, seed + 10_000, split)
+    fresh = (p for p in others if (_key(p.meta["numbers"]), p.meta["target"]) not in known)
     return _renamed(islice(fresh, n), FRESH)
 
 
@@ -200,36 +190,29 @@ def _hard_far(n: int, seed: int, split: str) -> list[Problem]:
 
 def _hard_fresh(n: int, seed: int, split: str) -> list[Problem]:
     """countdown-hard problems of another seed whose five numbers no problem of the first ``HARD_USED`` of ``seed`` has."""
-    known = {_numbers(p) for p in islice(_hard(seed, split), HARD_USED)}
-    return _renamed(islice((p for p in _hard(seed + 10_000, split) if _numbers(p) not in known), n), HARD_FRESH)
+    known = {_key(p.meta["numbers"]) for p in islice(_hard(seed, split), HARD_USED)}
+    fresh = (p for p in _hard(seed + 10_000, split) if _key(p.meta["numbers"]) not in known)
+    return _renamed(islice(fresh, n), HARD_FRESH)
 
 
-def _numbers(problem: Problem) -> tuple[int, ...]:
-    return tuple(sorted(problem.meta["numbers"]))
+def _key(numbers: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(numbers))
 
 
 def _renamed(problems: Iterator[Problem], name: str) -> list[Problem]:
     return [replace(p, id=p.id.replace(p.task, name, 1), task=name) for p in problems]
 
 
-def generate_countdown(
-    n: int,
-    seed: int = 0,
-    split: str = "train",
-    counts: tuple[int, int] = (3, 4),
-    max_number: int = 99,
-    targets: tuple[int, int] = (1, 100),
-) -> list[Problem]:
-    """n problems of 3 or 4 numbers up to 99, the target being the value of a random expression, so that there is one."""
+def generate_countdown(n: int, seed: int = 0, split: str = "train") -> list[Problem]:
+    """n problems of 3 or 4 numbers up to 99, the target, 1 to 100, being the value of a random expression: there is one."""
 
     def draw(rng: random.Random) -> Drawn | None:
-        numbers = [rng.randint(1, max_number) for _ in range(rng.randint(*counts))]
+        numbers = [rng.randint(1, 99) for _ in range(rng.randint(3, 4))]
         value = _random_value(numbers, rng)
-        if value.denominator != 1 or not targets[0] <= value <= targets[1]:
-            return None
-        return (numbers, int(value)) if split_of(COUNTDOWN, (tuple(sorted(numbers)), int(value))) == split else None
+        fits = value.denominator == 1 and 1 <= value <= 100
+        return (numbers, int(value)) if fits and split_of(COUNTDOWN, (_key(numbers), int(value))) == split else None
 
-    return list(islice(_problems(COUNTDOWN, (seed, split, *counts, max_number, *targets), draw, QUESTION), n))
+    return list(islice(_problems(COUNTDOWN, (seed, split, 3, 4, 99, 1, 100), draw, QUESTION), n))
 
 
 def _random_value(numbers: Sequence[int], rng: random.Random) -> Fraction:
@@ -252,14 +235,14 @@ def _problems(
     for i in itertools.count():
         rng = random.Random(repr((name, i, world)))
         draws = (drawn for _ in range(_ATTEMPTS) if (drawn := draw(rng)))
-        drawn = next((d for d in draws if (tuple(sorted(d[0])), d[1]) not in seen), None)
+        drawn = next((d for d in draws if (_key(d[0]), d[1]) not in seen), None)
         if drawn is None:
             raise UserError(
                 f"{name}: only {i:,} different {split} problems were found with these settings; ask for fewer, or allow more "
                 "numbers or targets."
             )
         numbers, target = drawn
-        seen.add((tuple(sorted(numbers)), target))
+        seen.add((_key(numbers), target))
         gold = {"numbers": numbers, "target": target}
         text = question.format(numbers=", ".join(map(str, numbers)), target=target)
         yield Problem(f"{name}-{split}-s{seed}-{i}", name, text, json.dumps(gold), gold | {"split": split})
@@ -317,7 +300,6 @@ _TASKS = (
      "reach a target with 3 or 4 numbers, + − × ÷ and brackets; any correct expression counts"),
     (LTR, generate_ltr, 1000, "reach a target with 4 digits and + − ×, read from left to right; every right answer is known"),
     (THREE, _three, 240, "countdown-ltr with 3 digits: the demo's task"),  # its test split has some 260 after DEVELOPMENT
-    (FIVE, _five, 1000, "countdown-ltr out of distribution: 5 digits, targets of 100 to 199"),
     (FAR, _far, 500, "countdown-ltr out of distribution, within reach: 4 digits, targets of 100 to 199"),  # some 700 to test
     (FRESH, _fresh, 1000, "countdown-ltr problems that no other study has seen: what a search found is confirmed on them"),
     (HARD, generate_hard, 1000,
