@@ -120,7 +120,7 @@ def guess(problems: Sequence[Problem], k: int) -> np.ndarray:
 
 def _values(numbers: Sequence[int]) -> dict[str, int]:
     """Each different answer of countdown-ltr → its value; n!·3ⁿ⁻¹ of them where no two numbers are equal."""
-    values = {}
+    values: dict[str, int] = {}
     for order in itertools.permutations(numbers):
         heads = [(order[0], str(order[0]))]
         for b in order[1:]:

@@ -82,8 +82,10 @@ def _data_dir(given: str | Path | None) -> Path | None:
 
 def local_files(task: Task, data_dir: str | Path | None = None, split: str | None = None) -> dict[Source, Path]:
     """The files that are read in place of the Hub, where there are any."""
-    folder, files = _data_dir(data_dir), {}
-    for source in task.splits.get(split or task.default_split, ()) if folder else ():
+    folder, files = _data_dir(data_dir), dict[Source, Path]()
+    if folder is None:
+        return files
+    for source in task.splits.get(split or task.default_split, ()):
         paths = (folder / f"{stem}{suffix}" for stem in source.files for suffix in SUFFIXES)
         if path := next((path for path in paths if path.is_file()), None):
             files[source] = path
