@@ -109,24 +109,22 @@ def _table(numbers: tuple[int, ...], size: int) -> np.ndarray:
     return table
 
 
-def guess(problems: Sequence[Problem], k: int) -> np.ndarray:
-    """(problems,) pass@k of drawing valid expressions evenly at random, exact: 1 − (1 − right/candidates)^k."""
-    shares = []
-    for problem in problems:
-        values = _values(problem.meta["numbers"])
-        shares.append(sum(value == problem.meta["target"] for value in values.values()) / len(values))
-    return 1 - (1 - np.array(shares)) ** k
-
-
-def _values(numbers: Sequence[int]) -> dict[str, int]:
-    """Each different answer of countdown-ltr → its value; n!·3ⁿ⁻¹ of them where no two numbers are equal."""
-    values: dict[str, int] = {}
+def candidates(numbers: Sequence[int]) -> Iterator[tuple[int, str]]:
+    """(value, answer) of all n!·3ⁿ⁻¹ answers of countdown-ltr, numbers in the given order first."""
     for order in itertools.permutations(numbers):
         heads = [(order[0], str(order[0]))]
         for b in order[1:]:
             heads = [step for v, s in heads for step in ((v + b, f"{s}+{b}"), (v - b, f"{s}-{b}"), (v * b, f"{s}*{b}"))]
-        values.update((text, value) for value, text in heads)
-    return values
+        yield from heads
+
+
+def guess(problems: Sequence[Problem], k: int) -> np.ndarray:
+    """(problems,) pass@k of drawing valid expressions evenly at random, exact: 1 − (1 − right/candidates)^k."""
+    shares = []
+    for problem in problems:
+        values = {text: value for value, text in candidates(problem.meta["numbers"])}
+        shares.append(sum(value == problem.meta["target"] for value in values.values()) / len(values))
+    return 1 - (1 - np.array(shares)) ** k
 
 
 # ---- problems ----------------------------------------------------------------------------------------------------
