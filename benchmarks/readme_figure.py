@@ -17,7 +17,7 @@ from sage_rlvr.stats.counts import from_compact
 from sage_rlvr.stats.pass_at_k import pass_at_k
 from sage_rlvr.study.records import RUNS
 from sage_rlvr.tasks import load_task
-from sage_rlvr.tasks.countdown_hard import guess
+from sage_rlvr.tasks.countdown import guess
 
 RECORDS, TASK, K = Path("results/gpu/confirm"), "countdown-ltr-fresh", 256
 FAMILIES = {  # of studies/confirm.yaml → what the reader calls it

@@ -31,7 +31,7 @@ from sage_rlvr.stats.pass_at_k import pass_at_k
 from sage_rlvr.study.job import at_step
 from sage_rlvr.study.read import read_planes
 from sage_rlvr.study.run import status_of
-from sage_rlvr.tasks.countdown_hard import HARD, HARD_FAR
+from sage_rlvr.tasks.countdown import HARD, HARD_FAR
 
 BASES = {  # kind → the share of demonstrations that are guesses; then demonstrations and steps of SFT
     "plain": (0.0, ((40_000, 3000), (100_000, 3000), (100_000, 4000))),

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sage_rlvr.errors import UserError
 from sage_rlvr.tasks import distinct_solution, expressions, get_task, knights, make_scorer, scorers, task_reward
 from sage_rlvr.tasks.registry import TASKS
 from sage_rlvr.verify import extract as extract_module
@@ -22,97 +21,13 @@ GOLDS = {
     "knights-knaves": json.dumps({"names": ["Amelia", "Mia", "Ian"], "solution": [True, True, False]}),
 }
 PIECES = [
-    "<SOLUTION>",
-    "</SOLUTION>",
-    "</SOLU",
-    "\\boxed{",
-    "{",
-    "}",
-    "\\",
-    "(",
-    ")",
-    "[",
-    "]",
-    "\\frac{",
-    "}{",
-    "$",
-    "**",
-]
-PIECES += [
-    "0",
-    "3",
-    "12",
-    "69",
-    "9" * 13,
-    "+",
-    "-",
-    "*",
-    "/",
-    "=",
-    "=84",
-    "x",
-    "×",
-    "−",
-    ".",
-    ",",
-    "1,",
-    "%",
-    "answer is",
-    "####",
-]
-PIECES += [
-    "Amelia",
-    "Mia",
-    "MIA",
-    "Mıa",
-    "Ian",
-    "İan",
-    "knight",
-    "knaves",
-    "is a",
-    "are",
-    "isn't",
-    "not",
-    "neither",
-    "nor",
-]
-PIECES += [
-    "none",
-    "all",
-    "others",
-    "only",
-    "or",
-    "and",
-    "says",
-    "it is false that",
-    "there are no",
-    "->",
-    "=>",
-    "!=",
-    "~",
-    "¬",
-]
-PIECES += [
-    " ",
-    "\n",
-    "\n\n",
-    "\t",
-    "\r",
-    "\0",
-    "\u200f",
-    "\u202e",
-    "\ud800",
-    "\udfff",
-    "٣",
-    "３",
-    "³",
-    "½",
-    "①",
-    "𝟙",
-    "ſ",
-    "K",
-    "’s",
-]
+    "<SOLUTION>", "</SOLUTION>", "</SOLU", "\\boxed{", "{", "}", "\\", "(", ")", "[", "]", "\\frac{", "}{", "$", "**",
+    "0", "3", "12", "69", "9" * 13, "+", "-", "*", "/", "=", "=84", "x", "×", "−", ".", ",", "1,", "%", "answer is",
+    "####", "Amelia", "Mia", "MIA", "Mıa", "Ian", "İan", "knight", "knaves", "is a", "are", "isn't", "not", "neither",
+    "nor", "none", "all", "others", "only", "or", "and", "says", "it is false that", "there are no", "->", "=>", "!=",
+    "~", "¬", " ", "\n", "\n\n", "\t", "\r", "\x00", "\u200f", "\u202e", "\ud800", "\udfff", "٣", "３", "³", "½", "①",
+    "𝟙", "ſ", "K", "’s",
+]  # fmt: skip
 
 anything = st.text(st.characters(exclude_categories=()), max_size=200)  # lone surrogates too
 pieced = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
@@ -126,7 +41,7 @@ thorough = settings(max_examples=500, deadline=None, derandomize=True, database=
 def _nothing_caught():
     """What our own code raises is caught and said; here nothing may have been."""
     yield
-    assert not scorers._said
+    assert not scorers._logged
 
 
 @pytest.mark.parametrize("fallback", [False, True])
@@ -277,7 +192,7 @@ def test_a_longer_text_is_not_looked_at(monkeypatch):
         assert scorer.errors == 0
         assert scorer.score([fits], [gold]) == [0.0]
         assert scorer.errors == 0  # the reader's failure is no answer, and said
-    scorers._said.clear()
+    scorers._logged.clear()
 
 
 def test_a_judge_of_ones_own_is_shown_no_endless_answer(monkeypatch):
@@ -318,10 +233,10 @@ def test_a_scorer_of_ours_that_raises_costs_one_completion(monkeypatch, caplog):
     assert len(said) == 1
     assert "scorer countdown raised IndexError" in said[0]
     assert reward.key(bad) is None  # its own solution, not another's
-    scorers._said.clear()
+    scorers._logged.clear()
 
 
-def test_a_judge_of_ones_own_that_raises_is_ones_own_to_mend(monkeypatch):
+def test_a_judge_of_ones_own_that_raises_is_ones_own_to_fix(monkeypatch):
     def broken(answer, gold):
         raise KeyError("mine")
 
@@ -330,8 +245,6 @@ def test_a_judge_of_ones_own_that_raises_is_ones_own_to_mend(monkeypatch):
         make_scorer("odd").score(["<SOLUTION>1</SOLUTION>"], ["1"])
     assert not task_reward("odd").built_in
     assert task_reward("countdown").built_in
-    with pytest.raises(UserError, match="2 completions but 1"):
-        make_scorer("countdown").score(["a", "b"], ["c"])
 
 
 # ---- which solution it is ------------------------------------------------------------------------------------------

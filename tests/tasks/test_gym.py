@@ -163,7 +163,7 @@ def test_arithmetic_against_python(generator):
             assert right(generator, entry, text) == (value == target), text
             hits += value == target
     assert hits > 0
-    for cheat in (
+    cheats = [
         "4*6*1*1",
         "24",
         "3*8",
@@ -172,7 +172,8 @@ def test_arithmetic_against_python(generator):
         "len('38')*3*8*6/2/6",
         "-(-3*8)+2*6-12",
         "3*8+2-6+4",
-    ):
+    ]
+    for cheat in cheats:
         assert not right(generator, entry, cheat), cheat
     assert right(generator, entry, "-6+3*8+6") is False
     assert right(generator, {**entry, "metadata": {"numbers": [6, 30], "target": 24}}, "-6 + 30") is True
@@ -222,40 +223,9 @@ def test_a_formula_is_what_sympy_makes_of_it(text):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        *(
-            "",
-            "x =",
-            "True",
-            "'a'",
-            "[1]",
-            "x.y",
-            "f(x)",
-            "sin(x, 2)",
-            "sin(x=2)",
-            "__a__",
-            "x if x else 1",
-            "1j",
-            "eval(x)",
-        ),
-        *(
-            "xxx",
-            "print",
-            "lambda: 1",
-            "sin",
-            "(x",
-            "x;y",
-            "é",
-            "x[0]",
-            "*x",
-            "f'{x}'",
-            "x and y",
-            "1 < 2",
-            "\x00",
-            "1/01",
-        ),
-    ],
-)
+    ["", "x =", "True", "'a'", "[1]", "x.y", "f(x)", "sin(x, 2)", "sin(x=2)", "__a__", "x if x else 1", "1j", "eval(x)", "xxx",
+     "print", "lambda: 1", "sin", "(x", "x;y", "é", "x[0]", "*x", "f'{x}'", "x and y", "1 < 2", "\x00", "1/01"],
+)  # fmt: skip
 def test_anything_else_is_no_formula(text):
     assert gym_rules.formula(text) is None
 

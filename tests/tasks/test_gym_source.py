@@ -20,29 +20,9 @@ from sage_rlvr.tasks.gym_rules import _RULES, EVALUATES
 
 # What makes code, or a process, of a text. ast.literal_eval and json.loads do not.
 MAKES_CODE = {
-    "eval",
-    "exec",
-    "compile",
-    "__import__",
-    "import_module",
-    "parse_expr",
-    "sympify",
-    "S",
-    "lambdify",
-    "parse_latex",
-}
-MAKES_CODE |= {
-    "system",
-    "popen",
-    "Popen",
-    "run",
-    "check_output",
-    "unsafe_load",
-    "full_load",
-    "getattr",
-    "execute",
-    "run_path",
-}
+    "eval", "exec", "compile", "__import__", "import_module", "parse_expr", "sympify", "S", "lambdify", "parse_latex", "system",
+    "popen", "Popen", "run", "check_output", "unsafe_load", "full_load", "getattr", "execute", "run_path",
+}  # fmt: skip
 PICKLES = {"pickle", "marshal", "shelve", "dill", "yaml", "joblib"}
 
 

@@ -138,11 +138,6 @@ def test_a_tokenizer_that_adds_bos_gets_one_everywhere(name, template):
     assert [ids.count(0) for ids in (training, whole)] == [1, 1]
 
 
-def test_a_tokenizer_that_has_a_bos_but_adds_none_gets_none():
-    assert chat_template(tokenizer(), "paper") == PAPER_CHAT_TEMPLATE
-    assert tokenizer().bos_token not in render(PROBLEM, "paper", tokenizer())
-
-
 @pytest.mark.parametrize("name", ["paper", "boxed"])
 def test_a_template_that_refuses_a_system_turn(name):
     """Training sets the template and leaves rendering to TRL, so that setting it has to refuse too."""

@@ -170,8 +170,6 @@ def test_show_prints_what_the_model_sees(shared):
 
 
 def test_decontamination_is_shown_on_request(shared):
-    text = printed(page.show_decontamination, "dapo-math-17k", data_dir=shared, pairs=True, reason="exact")
+    text = printed(page.show_decontamination, "dapo-math-17k", data_dir=shared, pairs=True)
     assert "decontamination: dropped" in text
     assert "exact: dapo_math_17k_en-" in text
-    with pytest.raises(UserError, match="reason"):
-        page.show_decontamination("dapo-math-17k", reason="other")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from processes import children, eventually, gone, template_pid
 
-from sage_rlvr.verify import Verifier, sandbox, seccomp
+from sage_rlvr.verify import Verifier, pool, sandbox, seccomp
 from sage_rlvr.verify.pool import DIED, GOLD_DIED, RETIRING, Template, Worker
 
 JUDGE = "sandboxed_judge:SandboxedJudge"
@@ -209,12 +209,15 @@ def test_said_once_where_there_is_no_seccomp(monkeypatch, caplog):
     assert "riscv64" in sandbox.lacks()
     with pytest.raises(OSError, match="riscv64"):
         seccomp.install()
-    template = Template(JUDGE, 512, True)
+    pool.warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            template._say(sandbox.lacks())
-        template._say("")
-    assert [r.message.count("without the kernel's sandbox") for r in caplog.records] == [1]
+        for _ in range(2):
+            template = Template(JUDGE, 512, True)
+            monkeypatch.setattr(pool.socket.socket, "recv", lambda *_: b"upno seccomp on riscv64")
+            template._start()
+            monkeypatch.undo()
+            template.close()
+    assert [r.message.count("without the kernel's sandbox (no seccomp on riscv64)") for r in caplog.records] == [1]
 
 
 @linux

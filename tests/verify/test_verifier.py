@@ -1,6 +1,5 @@
 """Order, repetition, and every place a verifier may be used from."""
 
-import asyncio
 import gc
 import multiprocessing
 import os
@@ -112,23 +111,6 @@ def test_many_threads_at_once(verifier):
     assert wrong == []
     assert not any(thread.is_alive() for thread in threads)
     assert len(children(template_pid(verifier))) <= 2
-
-
-def test_asyncio(verifier):
-    async def use():
-        calls = [
-            verifier.ascore(boxed([f"{n} {i}" for i in range(10)]), [f"{n} {2 * (i // 2)}" for i in range(10)])
-            for n in range(20)
-        ]
-        slow = asyncio.create_task(verifier.ajudge(boxed([f"sleep 0.05 {i}" for i in range(400)]), ["x"] * 400))
-        scores = await asyncio.gather(*calls)
-        slow.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await slow
-        return scores
-
-    assert asyncio.run(use()) == [[1.0, 0.0] * 5] * 20
-    assert verifier.score(boxed("a"), ["a"]) == [1.0]  # what was cancelled is not in the way
 
 
 def test_a_forked_child_has_its_own_pool(verifier):

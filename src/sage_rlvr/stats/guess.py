@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sage_rlvr.tasks import get_task
-from sage_rlvr.tasks.countdown_hard import guess
+from sage_rlvr.tasks.countdown import guess
 
 LISTED = ("countdown-ltr", "countdown-hard")  # and their like: all valid answers can be written down
 

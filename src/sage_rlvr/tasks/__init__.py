@@ -1,7 +1,6 @@
 """Floor 2. Problems, prompts, scorers, decontamination: what is asked, how, and what counts as right."""
 
-from sage_rlvr.tasks.countdown import demonstrations, generate_countdown, generate_ltr, solutions
-from sage_rlvr.tasks.countdown_hard import generate_hard
+from sage_rlvr.tasks.countdown import demonstrations, generate_countdown, generate_hard, generate_ltr, solutions
 from sage_rlvr.tasks.decontaminate import Report, decontaminate, evaluation_problems
 from sage_rlvr.tasks.loading import load_task, read_task
 from sage_rlvr.tasks.prompts import (
@@ -27,36 +26,8 @@ from sage_rlvr.tasks.scorers import (
 )
 
 __all__ = [
-    "FORMATS",
-    "PAPER_CHAT_TEMPLATE",
-    "TASKS",
-    "Problem",
-    "PromptFormat",
-    "Report",
-    "Scorer",
-    "Source",
-    "Task",
-    "chat_template",
-    "decontaminate",
-    "demonstrations",
-    "distinct_solution",
-    "evaluation_problems",
-    "generate_countdown",
-    "generate_hard",
-    "generate_ltr",
-    "get_format",
-    "get_task",
-    "keep_verifiable",
-    "load_task",
-    "make_scorer",
-    "read_task",
-    "register_format",
-    "register_scorer",
-    "register_task",
-    "render",
-    "rows",
-    "sft_rows",
-    "solutions",
-    "task_reward",
-    "to_messages",
-]
+    "FORMATS", "PAPER_CHAT_TEMPLATE", "TASKS", "Problem", "PromptFormat", "Report", "Scorer", "Source", "Task", "chat_template",
+    "decontaminate", "demonstrations", "distinct_solution", "evaluation_problems", "generate_countdown", "generate_hard",
+    "generate_ltr", "get_format", "get_task", "keep_verifiable", "load_task", "make_scorer", "read_task", "register_format",
+    "register_scorer", "register_task", "render", "rows", "sft_rows", "solutions", "task_reward", "to_messages",
+]  # fmt: skip

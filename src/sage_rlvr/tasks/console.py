@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.tasks.decontaminate import REASONS, decontaminate, evaluation_problems
+from sage_rlvr.tasks.decontaminate import decontaminate, evaluation_problems
 from sage_rlvr.tasks.loading import read_task
 from sage_rlvr.tasks.prompts import get_format, render
 from sage_rlvr.tasks.registry import TASKS, get_task
@@ -68,19 +68,13 @@ def show_problems(
 
 
 def show_decontamination(
-    name: str,
-    data_dir: str | Path | None = None,
-    pairs: bool = False,
-    reason: str | None = None,
-    console: Console | None = None,
+    name: str, data_dir: str | Path | None = None, pairs: bool = False, console: Console | None = None
 ) -> None:
-    """What training on a task would drop; with ``pairs``, each pair (of one reason, where one is named)."""
-    if reason not in (None, *REASONS):
-        raise UserError(f"tasks decontaminate: reason={reason!r} is not one of {', '.join(REASONS)}.")
+    """What training on a task would drop; with ``pairs``, each pair."""
     train = read_task(name, data_dir, split="train").problems
     against, missing = evaluation_problems(data_dir)
     report = decontaminate(train, against, missing=missing)
     console = console or Console()
     console.print(Text(report.summary()))
     if pairs:
-        console.print(Text(report.listing(reason)))
+        console.print(Text(report.listing()))

@@ -3,32 +3,48 @@
 ``countdown`` has the usual precedence, brackets and division; ``countdown-ltr`` joins the numbers by + − × and reads from
 left to right (METHOD section 10), so that every right answer can be listed. A problem is a function of (seed, index); a
 hash of its numbers and target decides whether it is for training or for testing, so the two never meet, whatever the seed.
+
+In ``countdown-ltr`` drawing valid expressions at random solves 83% of the problems in 256 samples, so pass@256 says little
+about a model. In ``countdown-hard`` that is 20% (``guess`` is the exact line): five numbers of 1 to 20, targets of 200 to 999,
+and a hash of the numbers alone decides the split, so that a test problem's numbers were never seen with any target.
 """
 
 import hashlib
 import itertools
 import json
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import lru_cache
+from itertools import islice
 from typing import Any
+
+import numpy as np
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.tasks.registry import Problem, Source, Task, register_task
 
 Drawn = tuple[list[int], int]  # numbers, target
-Key = tuple[tuple[int, ...], int]  # the same, numbers sorted
-TEST_SHARE = 0.2  # of all (numbers, target) pairs
-THREE, FIVE, FAR, FRESH = "countdown-ltr-3", "countdown-ltr-5", "countdown-ltr-far", "countdown-ltr-fresh"
-USED = 1_000  # problems of countdown-ltr that a study may have looked at
+TEST_SHARE = 0.2  # of all problems
+COUNTDOWN, LTR = "countdown", "countdown-ltr"
+THREE, FAR, FRESH = "countdown-ltr-3", "countdown-ltr-far", "countdown-ltr-fresh"
+HARD, HARD_FAR, HARD_FRESH = "countdown-hard", "countdown-hard-far", "countdown-hard-fresh"
+USED, HARD_USED = 1_000, 2_000  # problems of countdown-ltr and of countdown-hard that a study may have looked at
 DEVELOPMENT = 128  # test problems of countdown-ltr-3 on which the demo's settings were chosen: the task leaves them out
+QUESTION = (
+    "Use the numbers {numbers}, each exactly once, with +, -, *, / and brackets, to reach {target}. "
+    "The usual precedence holds. Answer with the expression alone."
+)
 LTR_QUESTION = (
     "Use the numbers {numbers}, each exactly once and in any order, joined by +, - or *, to reach {target}. "
     "Evaluate strictly from left to right, with no precedence and no brackets. Answer with the expression alone."
 )
-_ATTEMPTS = 2_000  # draws for one index before we say that the world is used up
+_ATTEMPTS = 2_000  # draws for one index before we say that no other problem is left
+
+
+# ---- what numbers can make ---------------------------------------------------------------------------------------
 
 
 def solutions(numbers: Sequence[int], target: int) -> list[str]:
@@ -48,31 +64,8 @@ def solutions(numbers: Sequence[int], target: int) -> list[str]:
                     if before in by_used[rest]:
                         yield from (((*places, i), (*signs, sign)) for places, signs in ways(rest, before))
 
-    found = sorted(ways(len(by_used) - 1, target)) if target in by_used[-1] else []
-    return list(dict.fromkeys(_spelt([numbers[i] for i in places], signs) for places, signs in found))
-
-
-def _spelt(order: Sequence[int], signs: Sequence[int]) -> str:
-    return str(order[0]) + "".join(f"{'+-*'[sign]}{number}" for sign, number in zip(signs, order[1:]))
-
-
-def reachable(numbers: Sequence[int], low: int = 0, high: int = 99) -> list[int]:
-    """Every target in low..high that countdown-ltr can reach with these numbers."""
-    return sorted(value for value in _values(tuple(sorted(numbers))) if low <= value <= high)
-
-
-def candidates(numbers: tuple[int, ...]) -> Iterator[tuple[int, str]]:
-    """All n!·3ⁿ⁻¹ answers with their values, numbers in the given order first."""
-    for order in itertools.permutations(numbers):
-        heads = [(order[0], str(order[0]))]
-        for b in order[1:]:
-            heads = [step for v, s in heads for step in ((v + b, f"{s}+{b}"), (v - b, f"{s}-{b}"), (v * b, f"{s}*{b}"))]
-        yield from heads
-
-
-@lru_cache(maxsize=512)  # four digits make 495 multisets
-def _values(numbers: tuple[int, ...]) -> frozenset[int]:
-    return frozenset(_by_used(numbers)[-1])
+    answers = sorted(ways(len(by_used) - 1, target)) if target in by_used[-1] else []
+    return list(dict.fromkeys(_spelt([numbers[i] for i in places], signs) for places, signs in answers))
 
 
 def _by_used(numbers: tuple[int, ...]) -> list[set[int]]:
@@ -88,75 +81,136 @@ def _by_used(numbers: tuple[int, ...]) -> list[set[int]]:
     return by_used
 
 
-def generate_ltr(
-    n: int,
-    seed: int = 0,
-    split: str = "train",
-    count: int = 4,
-    max_number: int = 9,
-    targets: tuple[int, int] = (0, 99),
-) -> list[Problem]:
-    """n problems: ``count`` numbers of 1..max_number, a target drawn evenly from those they reach. count=5: a harder set."""
+def _spelt(order: Sequence[int], signs: Sequence[int]) -> str:
+    return str(order[0]) + "".join(f"{'+-*'[sign]}{number}" for sign, number in zip(signs, order[1:]))
+
+
+def reachable(numbers: Sequence[int], low: int = 0, high: int = 99) -> list[int]:
+    """Every target in low..high that countdown-ltr can reach with these numbers, each 1 or more."""
+    margin = -(-sum(numbers) // 100) * 100  # rounded up, so that many problems share a table
+    size = max(abs(low), abs(high)) + margin
+    table = _table(_key(numbers), size)
+    return (np.flatnonzero(table[size + low : size + high + 1]) + low).tolist()
+
+
+@lru_cache(maxsize=1 << 14)  # countdown-hard has 10,626 choices of four numbers or fewer
+def _table(numbers: tuple[int, ...], size: int) -> np.ndarray:
+    """(2·size + 1,) bool: which of −size..size the sorted numbers make. Values beyond are left out on the way: × makes none
+    smaller, and the numbers to come, which add up to the margin at most, cannot bring them back to a target."""
+    table = np.zeros(2 * size + 1, dtype=bool)
+    if len(numbers) == 1:
+        table[size + numbers[0]] = True
+    for i, b in enumerate(numbers if len(numbers) > 1 else ()):
+        before = _table(numbers[:i] + numbers[i + 1 :], size)
+        table[b:] |= before[:-b]
+        table[:-b] |= before[b:]
+        most = size // b
+        table[size - most * b : size + most * b + 1 : b] |= before[size - most : size + most + 1]
+    return table
+
+
+def candidates(numbers: Sequence[int]) -> Iterator[tuple[int, str]]:
+    """(value, answer) of all n!·3ⁿ⁻¹ answers of countdown-ltr, numbers in the given order first."""
+    for order in itertools.permutations(numbers):
+        heads = [(order[0], str(order[0]))]
+        for b in order[1:]:
+            heads = [step for v, s in heads for step in ((v + b, f"{s}+{b}"), (v - b, f"{s}-{b}"), (v * b, f"{s}*{b}"))]
+        yield from heads
+
+
+def guess(problems: Sequence[Problem], k: int) -> np.ndarray:
+    """(problems,) pass@k of drawing valid expressions evenly at random, exact: 1 − (1 − right/candidates)^k."""
+    shares = []
+    for problem in problems:
+        values = {text: value for value, text in candidates(problem.meta["numbers"])}
+        shares.append(sum(value == problem.meta["target"] for value in values.values()) / len(values))
+    return 1 - (1 - np.array(shares)) ** k
+
+
+# ---- problems ----------------------------------------------------------------------------------------------------
+
+
+def generate_ltr(n: int, seed: int = 0, split: str = "train", count: int = 4) -> list[Problem]:
+    """n problems: ``count`` numbers of 1..9, a target drawn evenly from those they reach in 0..99."""
+    return list(islice(_ltr(LTR, seed, split, count), n))
+
+
+def _ltr(
+    name: str, seed: int, split: str, count: int = 4, largest: int = 9, targets: tuple[int, int] = (0, 99)
+) -> Iterator[Problem]:
+    """Left-to-right problems without end; of countdown-hard and its kin whole choices of numbers are held out."""
+    whole = name in (HARD, HARD_FAR)
 
     def draw(rng: random.Random) -> Drawn | None:
-        numbers = [rng.randint(1, max_number) for _ in range(count)]
-        can = reachable(numbers, *targets)
-        return (numbers, rng.choice(can)) if can else None
+        numbers = [rng.randint(1, largest) for _ in range(count)]
+        if whole and split_of(HARD, _key(numbers)) != split:
+            return None
+        if not (reached := reachable(numbers, *targets)):
+            return None
+        target = rng.choice(reached)
+        return (numbers, target) if whole or split_of(name, (_key(numbers), target)) == split else None
 
-    return make_problems("countdown-ltr", n, (seed, split, count, max_number, *targets), draw, LTR_QUESTION)
+    return _problems(name, (seed, split, count, largest, *targets), draw, LTR_QUESTION)
 
 
-def generate_ltr_three(n: int, seed: int = 0, split: str = "train") -> list[Problem]:
+def _three(n: int, seed: int, split: str) -> list[Problem]:
     """countdown-ltr with three numbers, small enough for the demo. The test problems begin after ``DEVELOPMENT`` others."""
-    left_out = DEVELOPMENT if split == "test" else 0  # problem i is a function of (seed, i)
-    made = generate_ltr(left_out + n, seed, split, count=3)[left_out:]
-    return [replace(p, id=p.id.replace(p.task, THREE, 1), task=THREE) for p in made]
+    first = DEVELOPMENT if split == "test" else 0
+    return _renamed(islice(_ltr(LTR, seed, split, count=3), first, first + n), THREE)
 
 
-def generate_ltr_five(n: int, seed: int = 0, split: str = "train") -> list[Problem]:
-    """countdown-ltr out of distribution: five numbers and targets of 100 to 199, as problems of a task of their own."""
-    made = generate_ltr(n, seed, split, count=5, targets=(100, 199))
-    return [replace(p, id=p.id.replace(p.task, FIVE, 1), task=FIVE) for p in made]
+def _far(n: int, seed: int, split: str) -> list[Problem]:
+    return _renamed(islice(_ltr(LTR, seed, split, targets=(100, 199)), n), FAR)
 
 
-def generate_ltr_far(n: int, seed: int = 0, split: str = "train") -> list[Problem]:
-    """countdown-ltr out of distribution, within reach: four numbers as ever, targets of 100 to 199."""
-    made = generate_ltr(n, seed, split, targets=(100, 199))
-    return [replace(p, id=p.id.replace(p.task, FAR, 1), task=FAR) for p in made]
+def _fresh(n: int, seed: int, split: str) -> list[Problem]:
+    """countdown-ltr problems of another seed, none of them among the first ``USED`` of ``seed`` in that split."""
+    known = {(_key(p.meta["numbers"]), p.meta["target"]) for p in islice(_ltr(LTR, seed, split), USED)}
+    others = _ltr(LTR, seed + 10_000, split)
+    fresh = (p for p in others if (_key(p.meta["numbers"]), p.meta["target"]) not in known)
+    return _renamed(islice(fresh, n), FRESH)
 
 
-def generate_ltr_fresh(n: int, seed: int = 0, split: str = "train") -> list[Problem]:
-    """countdown-ltr problems of another seed, none of them among the first 1,000 of ``seed`` in that split."""
-    known = {_key(p) for p in generate_ltr(USED, seed, split)}
-    made = generate_ltr(n + USED, seed + 10_000, split)
-    fresh = [p for p in made if _key(p) not in known][:n]
-    return [replace(p, id=p.id.replace(p.task, FRESH, 1), task=FRESH) for p in fresh]
+def generate_hard(n: int, seed: int = 0, split: str = "train") -> list[Problem]:
+    """n problems: five numbers of 1..20, a target drawn evenly from those they reach in 200..999."""
+    return list(islice(_hard(seed, split), n))
 
 
-def _key(problem: Problem) -> Key:
-    return tuple(sorted(problem.meta["numbers"])), problem.meta["target"]
+def _hard(seed: int, split: str) -> Iterator[Problem]:
+    return _ltr(HARD, seed, split, 5, 20, (200, 999))
 
 
-def generate_countdown(
-    n: int,
-    seed: int = 0,
-    split: str = "train",
-    counts: tuple[int, int] = (3, 4),
-    max_number: int = 99,
-    targets: tuple[int, int] = (1, 100),
-) -> list[Problem]:
-    """n problems of 3 or 4 numbers up to 99, the target being the value of a random expression, so that there is one."""
+def _hard_far(n: int, seed: int, split: str) -> list[Problem]:
+    """countdown-hard out of distribution: no target that training has begins with a 1. A base solves 14% to 40% of them in 512
+    samples, less than drawing at random would."""
+    return list(islice(_ltr(HARD_FAR, seed, split, 5, 20, (100, 199)), n))
+
+
+def _hard_fresh(n: int, seed: int, split: str) -> list[Problem]:
+    """countdown-hard problems of another seed whose five numbers no problem of the first ``HARD_USED`` of ``seed`` has."""
+    known = {_key(p.meta["numbers"]) for p in islice(_hard(seed, split), HARD_USED)}
+    fresh = (p for p in _hard(seed + 10_000, split) if _key(p.meta["numbers"]) not in known)
+    return _renamed(islice(fresh, n), HARD_FRESH)
+
+
+def _key(numbers: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(numbers))
+
+
+def _renamed(problems: Iterator[Problem], name: str) -> list[Problem]:
+    return [replace(p, id=p.id.replace(p.task, name, 1), task=name) for p in problems]
+
+
+def generate_countdown(n: int, seed: int = 0, split: str = "train") -> list[Problem]:
+    """n problems of 3 or 4 numbers up to 99, the target, 1 to 100, being the value of a random expression: there is one."""
 
     def draw(rng: random.Random) -> Drawn | None:
-        numbers = [rng.randint(1, max_number) for _ in range(rng.randint(*counts))]
+        numbers = [rng.randint(1, 99) for _ in range(rng.randint(3, 4))]
         value = _random_value(numbers, rng)
-        return (numbers, int(value)) if value.denominator == 1 and targets[0] <= value <= targets[1] else None
+        fits = value.denominator == 1 and 1 <= value <= 100
+        return (numbers, int(value)) if fits and split_of(COUNTDOWN, (_key(numbers), int(value))) == split else None
 
-    question = (
-        "Use the numbers {numbers}, each exactly once, with +, -, *, / and brackets, to reach {target}. "
-        "The usual precedence holds. Answer with the expression alone."
-    )
-    return make_problems("countdown", n, (seed, split, *counts, max_number, *targets), draw, question)
+    return list(islice(_problems(COUNTDOWN, (seed, split, 3, 4, 99, 1, 100), draw, QUESTION), n))
 
 
 def _random_value(numbers: Sequence[int], rng: random.Random) -> Fraction:
@@ -169,42 +223,45 @@ def _random_value(numbers: Sequence[int], rng: random.Random) -> Fraction:
     return pool[0]
 
 
-def make_problems(
-    name: str,
-    n: int,
-    world: tuple[Any, ...],
-    draw: Callable[[random.Random], Drawn | None],
-    question: str,
-    owner: Callable[[Key], str] | None = None,
-) -> list[Problem]:
-    """Problem i comes from its own generator; what an earlier index has, or the other split owns, is drawn again. ``owner``
-    says which split a problem is of (default: a hash of numbers and target)."""
+def _problems(
+    name: str, world: tuple[Any, ...], draw: Callable[[random.Random], Drawn | None], question: str
+) -> Iterator[Problem]:
+    """Problem i comes from a random generator of its own, seeded by (name, i, world); what an earlier index has is drawn again.
+    ``world``: seed, split, then whatever else decides a draw. ``draw`` gives None where the draw is not of this split."""
     seed, split = world[:2]
-    owner = owner or partial(split_of, name)
-    out, seen = [], set()
-    for i in range(n):
+    seen = set()
+    for i in itertools.count():
         rng = random.Random(repr((name, i, world)))
-        for _ in range(_ATTEMPTS):
-            drawn = draw(rng)
-            if drawn and (key := (tuple(sorted(drawn[0])), drawn[1])) not in seen and owner(key) == split:
-                break
-        else:
+        draws = (drawn for _ in range(_ATTEMPTS) if (drawn := draw(rng)))
+        drawn = next((d for d in draws if (_key(d[0]), d[1]) not in seen), None)
+        if drawn is None:
             raise UserError(
-                f"{name}: {n:,} {split} problems were asked for but only {i:,} different ones were found with these settings; "
-                "ask for fewer, or allow more numbers or targets."
+                f"{name}: only {i:,} different {split} problems were found with these settings; ask for fewer, or allow more "
+                "numbers or targets."
             )
-        seen.add(key)
         numbers, target = drawn
-        text = question.format(numbers=", ".join(map(str, numbers)), target=target)
+        seen.add((_key(numbers), target))
         gold = {"numbers": numbers, "target": target}
-        out.append(Problem(f"{name}-{split}-s{seed}-{i}", name, text, json.dumps(gold), gold | {"split": split}))
-    return out
+        text = question.format(numbers=", ".join(map(str, numbers)), target=target)
+        yield Problem(f"{name}-{split}-s{seed}-{i}", name, text, json.dumps(gold), gold | {"split": split})
 
 
-def split_of(name: str, key: object) -> str:
+def split_of(name: str, held_out: object) -> str:
     """train or test, by a hash of the task's name and what is held out whole."""
-    digest = hashlib.blake2b(repr((name, key)).encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(repr((name, held_out)).encode(), digest_size=8).digest()
     return "test" if int.from_bytes(digest, "big") < TEST_SHARE * 2**64 else "train"
+
+
+def reordered(problem: Problem, copy: int) -> Problem:
+    """The same problem with its numbers in another order, a function of (problem, copy)."""
+    numbers, target = problem.meta["numbers"], problem.meta["target"]
+    numbers = random.Random(repr(("order", copy, problem.id))).sample(numbers, len(numbers))
+    gold = {"numbers": numbers, "target": target}
+    text = LTR_QUESTION.format(numbers=", ".join(map(str, numbers)), target=target)
+    return Problem(f"{problem.id}-{copy}", problem.task, text, json.dumps(gold), problem.meta | gold)
+
+
+# ---- demonstrations ----------------------------------------------------------------------------------------------
 
 
 def demonstrations(problems: Sequence[Problem], skew: float = 0.9, seed: int = 0, guesses: float = 0.0) -> list[str]:
@@ -223,7 +280,7 @@ def demonstrations(problems: Sequence[Problem], skew: float = 0.9, seed: int = 0
         if not right:
             raise UserError(f"demonstrations: {problem.id} has no right answer, so it is no countdown-ltr problem.")
         rng = random.Random(repr(("demonstration", seed, problem.id)))
-        usual = [s for s in right if _order(s) == list(numbers)]
+        usual = [s for s in right if [int(x) for x in re.findall(r"\d+", s)] == list(numbers)]
         answer = rng.choice(usual if usual and rng.random() < skew else right)
         out.append(_guess(numbers, rng) if rng.random() < guesses else answer)
     return out
@@ -234,75 +291,30 @@ def _guess(numbers: Sequence[int], rng: random.Random) -> str:
     return _spelt([numbers[-1], *rest], [rng.randrange(3) for _ in rest])
 
 
-def reordered(problem: Problem, copy: int) -> Problem:
-    """The same problem with its numbers in another order, a function of (problem, copy)."""
-    numbers = problem.meta["numbers"]
-    gold = {
-        "numbers": random.Random(repr(("order", copy, problem.id))).sample(numbers, len(numbers)),
-        "target": problem.meta["target"],
-    }
-    text = LTR_QUESTION.format(numbers=", ".join(map(str, gold["numbers"])), target=gold["target"])
-    return Problem(f"{problem.id}-{copy}", problem.task, text, json.dumps(gold), problem.meta | gold)
+# ---- the tasks: name, what makes it, problems where no number is asked for, description ----------------------------
 
-
-def _order(solution: str) -> list[int]:
-    return [int(x) for x in solution.replace("+", " ").replace("-", " ").replace("*", " ").split()]
-
-
-_HERE = {"train": (Source("generated"),), "test": (Source("generated"),)}
-register_task(
-    Task(
-        name="countdown",
-        description="reach a target with 3 or 4 numbers, + − × ÷ and brackets; any correct expression counts",
-        kind="generated",
-        scorer="countdown",
-        licence="Apache-2.0 (made here)",
-        splits=_HERE,
-        generate=generate_countdown,
+_TASKS = (
+    (COUNTDOWN, generate_countdown, 1000,
+     "reach a target with 3 or 4 numbers, + − × ÷ and brackets; any correct expression counts"),
+    (LTR, generate_ltr, 1000, "reach a target with 4 digits and + − ×, read from left to right; every right answer is known"),
+    (THREE, _three, 240, "countdown-ltr with 3 digits: the demo's task"),  # its test split has some 260 after DEVELOPMENT
+    (FAR, _far, 500, "countdown-ltr out of distribution, within reach: 4 digits, targets of 100 to 199"),  # some 700 to test
+    (FRESH, _fresh, 1000, "countdown-ltr problems that no other study has seen: what a search found is confirmed on them"),
+    (HARD, generate_hard, 1000,
+     "countdown-ltr with room: 5 numbers of 1 to 20, targets of 200 to 999; test numbers are never trained on"),
+    (HARD_FAR, _hard_far, 1000, "countdown-hard out of distribution: targets of 100 to 199"),
+    (HARD_FRESH, _hard_fresh, 1000, "countdown-hard problems that no search has seen: what one found is confirmed on them"),
+)  # fmt: skip
+for _name, _generate, _size, _description in _TASKS:
+    register_task(
+        Task(
+            name=_name,
+            description=_description,
+            kind="generated",
+            scorer=COUNTDOWN if _name == COUNTDOWN else LTR,
+            licence="Apache-2.0 (made here)",
+            splits={"train": (Source("generated"),), "test": (Source("generated"),)},
+            generate=_generate,
+            size=_size,
+        )
     )
-)
-_LTR = register_task(
-    Task(
-        name="countdown-ltr",
-        description="reach a target with 4 digits and + − ×, read from left to right; every right answer is known",
-        kind="generated",
-        scorer="countdown-ltr",
-        licence="Apache-2.0 (made here)",
-        splits=_HERE,
-        generate=generate_ltr,
-    )
-)
-register_task(
-    replace(
-        _LTR,
-        name=THREE,
-        description="countdown-ltr with 3 digits: the demo's task",
-        generate=generate_ltr_three,
-        size=240,  # its test split has some 260 beyond those the demo was made on
-    )
-)
-register_task(
-    replace(
-        _LTR,
-        name=FIVE,
-        description="countdown-ltr out of distribution: 5 digits, targets of 100 to 199",
-        generate=generate_ltr_five,
-    )
-)
-register_task(
-    replace(
-        _LTR,
-        name=FAR,
-        description="countdown-ltr out of distribution, within reach: 4 digits, targets of 100 to 199",
-        generate=generate_ltr_far,
-        size=500,  # its test split has some 700
-    )
-)
-register_task(
-    replace(
-        _LTR,
-        name=FRESH,
-        description="countdown-ltr problems that no other study has seen: what a search found is confirmed on them",
-        generate=generate_ltr_fresh,
-    )
-)

@@ -8,7 +8,7 @@ Four rules, the first that holds gives the reason:
             neither side. An evaluation problem of 8 to 12 words must stand whole in the training problem; of fewer than 8,
             only an exact match counts;
   reworded  the golds are equal and, of the runs of 8 characters in the shorter of the two (its words, joined; 8 at least), a
-            share of 0.85 or more are in the other: a word is added or another taken.
+            share of 0.85 or more are in the other: a word is added or another removed.
 Shares, run lengths and phrase limit were set by reading the pairs they give on DAPO-Math-17k, those of reworded on MATH and
 GSM8K too.
 Normalised: case, LaTeX markup and spacing, punctuation and white space are gone, operators stay; but for exact, drawings
@@ -84,41 +84,36 @@ class Report:
         return len({p.train.id for p in here}), len({p.evaluation.id for p in here})
 
     def summary(self) -> str:
-        """How many were dropped and why, a line a task; "5 (4)" is 5 training problems that repeat 4 of the task's."""
+        """How many were dropped and why, a line per task; "5 (4)" is 5 training problems that repeat 4 of the task's."""
         total = len(self.kept) + len(self.dropped)
         lines = [
             f"decontamination: dropped {len(self.dropped):,} of {total:,} training problems, kept {len(self.kept):,}"
         ]
         for task, size in self.against.items():
             counts = {reason: self.count(task, reason) for reason in REASONS}
-            said = [f"{reason} {rows} ({hit})" for reason, (rows, hit) in counts.items() if rows]
-            lines.append(f"  {task} ({size:,} problems): {', '.join(said) or 'none'}")
-        lines += [f"  {task}: not compared, {why}" for task, why in self.missing.items()]
-        return "\n".join(lines)
+            listed = [f"{reason} {rows} ({hit})" for reason, (rows, hit) in counts.items() if rows]
+            lines.append(f"  {task} ({size:,} problems): {', '.join(listed) or 'none'}")
+        return "\n".join(lines + [f"  {task}: not compared, {why}" for task, why in self.missing.items()])
 
     def line(self) -> str:
         """The same in one line."""
-        said = "decontamination: no benchmark is on this machine"
+        line = "decontamination: no benchmark is on this machine"
         if self.against:
             total = len(self.kept) + len(self.dropped)
-            said = f"decontamination: left out {len(self.dropped):,} of {total:,} problems, repeats of {', '.join(self.against)}"
-        rest = (
-            f"; not compared with {', '.join(self.missing)} (--decontaminate true fetches them)" if self.missing else ""
-        )
-        return said + rest
+            line = f"decontamination: left out {len(self.dropped):,} of {total:,} problems, repeats of {', '.join(self.against)}"
+        if self.missing:
+            line += f"; not compared with {', '.join(self.missing)} (--decontaminate true fetches them)"
+        return line
 
-    def listing(self, reason: str | None = None, width: int = 160) -> str:
+    def listing(self, width: int = 160) -> str:
         """The pairs themselves, two lines each under a head, for a person to judge."""
         out = []
+        verbs = dict(zip(REASONS, ("is", "begins like", "overlaps with", "rewords")))
         for p in sorted(self.pairs, key=lambda p: (REASONS.index(p.reason), p.against, p.evaluation.id)):
-            if reason in (None, p.reason):
-                score = f" {p.share:.2f}" if p.reason in ("overlap", "reworded") else ""
-                how = dict(zip(REASONS, ("is", "begins like", "overlaps with", "rewords")))[p.reason]
-                out += [f"{p.reason}{score}: {p.train.id} {how} {p.evaluation.id} ({p.against})"]
-                out += [
-                    f"  {side}: {' '.join(x.question.split())[:width]}"
-                    for side, x in (("train", p.train), ("eval ", p.evaluation))
-                ]
+            score = f" {p.share:.2f}" if p.reason in ("overlap", "reworded") else ""
+            out.append(f"{p.reason}{score}: {p.train.id} {verbs[p.reason]} {p.evaluation.id} ({p.against})")
+            out.append(f"  train: {' '.join(p.train.question.split())[:width]}")
+            out.append(f"  eval : {' '.join(p.evaluation.question.split())[:width]}")
         return "\n".join(out)
 
 
@@ -149,78 +144,76 @@ def evaluation_problems(
 def decontaminate(
     train: Sequence[Problem],
     against: Mapping[str, Sequence[Problem]],
-    ngram: int = NGRAM,
+    missing: Mapping[str, str] | None = None,
     share: float = SHARE,
     opening: int = OPENING,
-    missing: Mapping[str, str] | None = None,
     reworded: float = REWORDED,
 ) -> Report:
     """Drops what repeats an evaluation problem; opening=0, share>1 or reworded>1 turns a rule off."""
-    if ngram < SHORT:
-        raise UserError(
-            f"decontaminate: ngram={ngram} would match common phrases; use {SHORT} or more (the usual is {NGRAM})."
-        )
     targets = [(name, p) for name, problems in against.items() for p in problems]
-    found: dict[tuple[int, int], tuple[str, float]] = {}  # (train, target) → reason, share; the first rule wins
-    rules = (
-        _exact(train, targets),
-        _openings(train, targets, opening),
-        _overlaps(train, targets, ngram, share),
-        _reworded(train, targets, reworded),
-    )
-    for rule in rules:
-        for pair, how in rule.items():
-            found.setdefault(pair, how)
-    pairs = [Pair(train[i], targets[j][1], targets[j][0], *how) for (i, j), how in sorted(found.items())]
-    bad = {i for i, _ in found}
-    kept = [p for i, p in enumerate(train) if i not in bad]
-    return Report(kept, pairs, {name: len(problems) for name, problems in against.items()}, dict(missing or {}))
+    ours, theirs = [_Text(p) for p in train], [_Text(p) for _, p in targets]
+    matches: _Matches = {}
+    for rule in (
+        _equal("exact", [t.whole for t in ours], [t.whole for t in theirs]),
+        _equal("opening", [t.opening(opening) for t in ours], [t.opening(opening) for t in theirs]),
+        _overlaps(ours, theirs, share),
+        _reworded(ours, theirs, reworded),
+    ):
+        matches = rule | matches  # the first rule that holds gives the reason
+    pairs = [Pair(train[i], targets[j][1], targets[j][0], *how) for (i, j), how in sorted(matches.items())]
+    bad = {i for i, _ in matches}
+    clean = [p for i, p in enumerate(train) if i not in bad]
+    return Report(clean, pairs, {name: len(problems) for name, problems in against.items()}, dict(missing or {}))
 
 
-_Targets = Sequence[tuple[str, Problem]]
-_Found = dict[tuple[int, int], tuple[str, float]]
+_Matches = dict[tuple[int, int], tuple[str, float]]  # (train, target) → reason, share
 
 
-def _exact(train: Sequence[Problem], targets: _Targets) -> _Found:
-    by_text = defaultdict(list)
-    for j, (_, p) in enumerate(targets):
-        by_text[normalise(p.question)].append(j)
-    return {(i, j): ("exact", 1.0) for i, p in enumerate(train) for j in by_text.get(normalise(p.question), ())}
+class _Text:
+    """A problem as the rules compare it."""
+
+    def __init__(self, p: Problem):
+        self.whole, self.plain = normalise(p.question), normalise(p.question, drawings=False)
+        self.words, self.gold = _WORD.findall(self.plain), normalise(p.answer)
+
+    def opening(self, length: int) -> str:
+        """Shorter texts have none: they would match whatever begins as they do."""
+        return self.plain[:length] if len(self.plain) >= length else ""
+
+    def runs(self) -> set[tuple[str, ...]]:
+        return {tuple(self.words[at : at + NGRAM]) for at in range(len(self.words) - NGRAM + 1)}
+
+    def character_runs(self) -> set[str]:
+        text = "".join(self.words) if len(self.words) >= SHORT else ""
+        return {text[at : at + CHARACTERS] for at in range(len(text) - CHARACTERS + 1)}
 
 
-def _openings(train: Sequence[Problem], targets: _Targets, length: int) -> _Found:
-    """Shorter texts have no opening: they would match whatever begins as they do."""
-    by_start = defaultdict(list)
-    if length:
-        for j, (_, p) in enumerate(targets):
-            text = normalise(p.question, drawings=False)
-            if len(text) >= length:
-                by_start[text[:length]].append(j)
-    starts = [normalise(p.question, drawings=False)[:length] for p in train]
-    return {(i, j): ("opening", 1.0) for i, start in enumerate(starts) for j in by_start.get(start, ())}
+def _equal(reason: str, ours: Sequence[str], theirs: Sequence[str]) -> _Matches:
+    places = defaultdict(list)
+    for j, text in enumerate(theirs):
+        places[text].append(j)
+    return {(i, j): (reason, 1.0) for i, text in enumerate(ours) if text for j in places.get(text, ())}
 
 
-def _overlaps(train: Sequence[Problem], targets: _Targets, n: int, share: float) -> _Found:
+def _overlaps(ours: Sequence[_Text], theirs: Sequence[_Text], share: float) -> _Matches:
     """One pass over the training set against an index of the targets' runs of words."""
-    words = [_words(p) for _, p in targets]
-    target_runs = [_runs(w, n) for w in words]
-    known = set().union(*target_runs) if target_runs else set()
-    shorts = defaultdict(list)  # first SHORT words → targets of SHORT..n−1 words
-    for j, w in enumerate(words):
-        if SHORT <= len(w) < n:
-            shorts[tuple(w[:SHORT])].append(j)
-    out: _Found = {}
+    target_runs = [text.runs() for text in theirs]
+    known = set().union(*target_runs)
+    shorts = defaultdict(list)  # first SHORT words → targets of SHORT..NGRAM−1 words
+    for j, text in enumerate(theirs):
+        if SHORT <= len(text.words) < NGRAM:
+            shorts[tuple(text.words[:SHORT])].append(j)
+    out: _Matches = {}
     having = defaultdict(list)  # run → training problems that have it
     sizes = []
-    for i, p in enumerate(train):
-        w = _words(p)
-        runs = _runs(w, n)
+    for i, text in enumerate(ours):
+        words, runs = text.words, text.runs()
         sizes.append(len(runs))
         for run in runs & known:
             having[run].append(i)
-        for at in range(len(w) - SHORT + 1 if shorts else 0):
-            for j in shorts.get(tuple(w[at : at + SHORT]), ()):
-                if w[at : at + len(words[j])] == words[j]:
+        for at in range(len(words) - SHORT + 1 if shorts else 0):
+            for j in shorts.get(tuple(words[at : at + SHORT]), ()):
+                if words[at : at + len(theirs[j].words)] == theirs[j].words:
                     out[i, j] = ("overlap", 1.0)
     phrases = {run for run, rows in having.items() if len(rows) > PHRASE}
     phrase_count = Counter(i for run in phrases for i in having[run])
@@ -234,35 +227,20 @@ def _overlaps(train: Sequence[Problem], targets: _Targets, n: int, share: float)
     return out
 
 
-def _reworded(train: Sequence[Problem], targets: _Targets, share: float) -> _Found:
-    """One pass over the training set against an index of the targets' runs of characters, a gold at a time."""
-    target_runs = [_character_runs(p) for _, p in targets]
+def _reworded(ours: Sequence[_Text], theirs: Sequence[_Text], share: float) -> _Matches:
+    """One pass over the training set against an index of the targets' runs of characters, per gold."""
+    target_runs = [text.character_runs() for text in theirs]
     by_gold: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))  # gold → run → targets
-    for j, (_, p) in enumerate(targets):
-        index = by_gold[normalise(p.answer)]
+    for j, text in enumerate(theirs):
         for run in target_runs[j]:
-            index[run].append(j)
-    out: _Found = {}
-    for i, p in enumerate(train):
-        known = by_gold.get(normalise(p.answer), {})
-        runs = _character_runs(p) if known else set()
+            by_gold[text.gold][run].append(j)
+    out: _Matches = {}
+    for i, text in enumerate(ours):
+        known = by_gold.get(text.gold, {})
+        runs = text.character_runs() if known else set()
         shared = Counter(j for run in runs for j in known.get(run, ()))
         for j, count in shared.items():
             part = count / min(len(runs), len(target_runs[j]))
             if part >= share:
                 out[i, j] = ("reworded", part)
     return out
-
-
-def _character_runs(p: Problem) -> set[str]:
-    words = _words(p)
-    text = "".join(words) if len(words) >= SHORT else ""
-    return {text[at : at + CHARACTERS] for at in range(len(text) - CHARACTERS + 1)}
-
-
-def _words(p: Problem) -> list[str]:
-    return _WORD.findall(normalise(p.question, drawings=False))
-
-
-def _runs(words: list[str], n: int) -> set[tuple[str, ...]]:
-    return {tuple(words[at : at + n]) for at in range(len(words) - n + 1)}

@@ -4,14 +4,13 @@ import os
 import resource
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 CPU_S = 5  # a template takes milliseconds
 MEMORY = 1 << 30  # bytes on top of what this process has
 MOST = 10_000_000  # characters of one prompt
-WAIT_S = 120.0  # for the processor: a child that got none of it in that time has told us nothing
+WAIT_S = 120  # for the processor: a child that got none of it in that time has told us nothing
 _FINE, _MEMORY, _LONG = 0, 3, 4
 
 
@@ -23,25 +22,19 @@ def why_endless(render: Callable[[], str]) -> str | None:
     child = os.fork()
     if child == 0:
         _try(render)
-    end = time.monotonic() + WAIT_S
-    while (done := os.waitpid(child, os.WNOHANG))[0] == 0:
-        if time.monotonic() > end:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return None
-        time.sleep(0.001)
-    if os.WIFSIGNALED(done[1]):
-        return f"it has not ended after {CPU_S} s" if os.WTERMSIG(done[1]) in (signal.SIGXCPU, signal.SIGKILL) else None
-    return {_MEMORY: "it fills the memory", _LONG: f"it writes more than {MOST:,} characters"}.get(
-        os.WEXITSTATUS(done[1])
-    )
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code in (-signal.SIGXCPU, -signal.SIGKILL):
+        return f"it has not ended after {CPU_S} s"
+    return {_MEMORY: "it fills the memory", _LONG: f"it writes more than {MOST:,} characters"}.get(code)
 
 
 def _try(render: Callable[[], str]) -> None:
     """In the child: ends it, whatever happens, and leaves nothing of the parent's open files flushed twice."""
     code = _FINE
     try:
-        signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+        for number in (signal.SIGXCPU, signal.SIGALRM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.alarm(WAIT_S)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 1))
         if sys.platform == "linux":
@@ -51,7 +44,7 @@ def _try(render: Callable[[], str]) -> None:
         code = _LONG if len(render()) > MOST else _FINE
     except MemoryError:
         code = _MEMORY
-    except BaseException:  # the parent will meet it too, and say it
+    except BaseException:  # the parent will meet it too, and report it
         code = _FINE
     finally:
         os._exit(code)

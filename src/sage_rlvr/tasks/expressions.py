@@ -3,6 +3,7 @@
 Every limit is a plain number and every loop is flat, so an answer of 10⁶ brackets or digits costs one look at its length.
 """
 
+import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ _TOKEN = re.compile(r"\s*(?:([0-9]+)|([-+*/()]))")
 _BARE = re.compile(r"[1-9][0-9]{0,3}(?:[-+*/][1-9][0-9]{0,3}){0,9}")  # 3+4*2-1: nearly every answer of a trained model
 _PIECES = re.compile(r"[0-9]+|[-+*/]")
 _RANK = {"+": 1, "-": 1, "*": 2, "/": 2}
+_OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def _combine(operands: list[Node], op: str) -> None:
 def _apply(op: str, a: Fraction | None, b: Fraction | None) -> Fraction | None:
     if a is None or b is None or (op == "/" and b == 0):
         return None
-    return {"+": a.__add__, "-": a.__sub__, "*": a.__mul__}[op](b) if op != "/" else a / b
+    return _OPERATORS[op](a, b)
 
 
 def left_to_right(tokens: Sequence[str]) -> int | None:
@@ -119,8 +121,7 @@ def left_to_right(tokens: Sequence[str]) -> int | None:
         return None
     value = int(numbers[0])
     for op, number in zip(ops, numbers[1:]):
-        b = int(number)
-        value = value + b if op == "+" else value - b if op == "-" else value * b
+        value = _OPERATORS[op](value, int(number))
     return value
 
 

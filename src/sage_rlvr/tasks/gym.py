@@ -12,19 +12,22 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.names import near
 from sage_rlvr.tasks import gym_rules
-from sage_rlvr.tasks.registry import MAKERS, Problem, Source, Task, near
+from sage_rlvr.tasks.registry import MAKERS, Problem, Source, Task
 
 _log = logging.getLogger(__name__)
-JUDGE = "sage_rlvr.tasks.gym:GymJudge"
-CODE = "+code"  # how a name says that its generator's evaluating answers is known
-SHOWN = 200  # characters of its answer that a gold carries along, to be read and to be checked
+CODE = "+code"  # how a name says: I know that this generator evaluates answers
+ANSWER_CHARACTERS = 200  # of the entry's answer that a gold carries along, to be read and to be checked
 HASHED = {"knight_swap", "polynomial_multiplication", "word_ladder"}  # whose entries follow the order of sets
-_TEST_SEEDS = 500_000_000  # entry i of a set is made from seed + i, so the two splits are kept this far apart
+_ENTRIES = (
+    "import json, sys; from sage_rlvr.tasks.gym import _entries; "
+    "print(json.dumps(_entries(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))"
+)
 
 
 def gym_task(name: str) -> Task:
@@ -35,9 +38,6 @@ def gym_task(name: str) -> Task:
         raise UserError(f"reasoning-gym has no generator {inner!r} (task {name!r}): {near(inner, sorted(known))}.")
     _check_code(inner, name.endswith(CODE))
 
-    def generate(n: int, seed: int, split: str) -> list[Problem]:
-        return _generate(name, n, seed, split)
-
     return Task(
         name=name,
         description=f"reasoning-gym's {inner}",
@@ -45,7 +45,7 @@ def gym_task(name: str) -> Task:
         scorer="gym",
         licence="Apache-2.0",
         splits={"train": (Source("generated"),), "test": (Source("generated"),)},
-        generate=generate,
+        generate=partial(_generate, name),
     )
 
 
@@ -58,7 +58,7 @@ def _inner(task: str) -> str:
 
 def _check_code(inner: str, asked: bool) -> None:
     by = gym_rules.EVALUATES.get(inner)
-    if asked and by is None:
+    if by is None and asked:
         raise UserError(f"gym:{inner}{CODE}: {inner} evaluates no answers, so write gym:{inner}.")
     if by is not None and not asked:
         raise UserError(
@@ -66,23 +66,18 @@ def _check_code(inner: str, asked: bool) -> None:
             "and they are read as data."
         )
     if by is not None:
-        _warn(inner, by)
+        _warn(
+            f"gym:{inner}{CODE}: reasoning-gym would evaluate these answers by {by}; here a rule of our own reads them, so that "
+            "verdicts can differ from its own."
+        )
 
 
-@cache  # said once
-def _warn(inner: str, by: str) -> None:
-    _log.warning(
-        "gym:%s%s: reasoning-gym would evaluate these answers by %s; here a rule of our own reads them, so that verdicts can "
-        "differ from its own.",
-        inner,
-        CODE,
-        by,
-    )
+_warn = cache(_log.warning)  # each sentence once
 
 
 def judge_path(task: str) -> str:
     """What a Verifier is given for gym:NAME."""
-    return f"{JUDGE}:{_inner(task)}"
+    return f"{GymJudge.__module__}:{GymJudge.__name__}:{_inner(task)}"
 
 
 class GymJudge:
@@ -99,7 +94,7 @@ class GymJudge:
         address = json.loads(gold)
         generator = _dataset(address["gym"], address["seed"], address["size"])
         entry = generator[address["index"]]
-        if str(entry["answer"])[:SHOWN] != address["answer"]:
+        if str(entry["answer"])[:ANSWER_CHARACTERS] != address["answer"]:
             return None
         self._rehearse((address["gym"], generator, entry))
         return address["gym"], generator, entry
@@ -115,23 +110,22 @@ class GymJudge:
 def _generate(task: str, n: int, seed: int, split: str) -> list[Problem]:
     if not 0 <= seed < 1000:
         raise UserError(f"{task}: seed={seed} must lie in 0..999, which keeps training and test entries apart.")
-    # Seeds n apart share no entry, so every (seed, split) has its own block of 500,000.
-    start = seed * 500_000 + (_TEST_SEEDS if split == "test" else 0)
+    # Entry i is made from start + i, so every (seed, split) has a block of 500,000 to itself.
+    start = (seed + (1000 if split == "test" else 0)) * 500_000
     name, out = _inner(task), []
     for i, (question, answer) in enumerate(_entries(name, start, n)):
-        gold = {"gym": name, "seed": start, "size": n, "index": i, "answer": answer[:SHOWN]}
+        gold = {"gym": name, "seed": start, "size": n, "index": i, "answer": answer[:ANSWER_CHARACTERS]}
         out.append(Problem(f"gym:{name}-{split}-s{seed}-{i}", task, question, json.dumps(gold), {"split": split}))
     return out
 
 
 def _entries(name: str, seed: int, n: int) -> list[tuple[str, str]]:
     """(question, answer) of each. Some walk through sets of texts, so that every process makes other entries, and no gold could
-    be made again: those are made where texts hash as they do in the workers that judge."""
+    be made again: those are made in a process where texts hash as they do in the workers that judge."""
     if name in HASHED and sys.flags.hash_randomization:
         path = os.pathsep.join(p or os.getcwd() for p in sys.path)
-        code = "import sys; from sage_rlvr.tasks.gym import _print_entries; _print_entries(*sys.argv[1:])"
         done = subprocess.run(
-            [sys.executable, "-P", "-c", code, name, str(seed), str(n)],
+            [sys.executable, "-P", "-c", _ENTRIES, name, str(seed), str(n)],
             env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": path},
             stdout=subprocess.PIPE,
             check=True,
@@ -139,10 +133,6 @@ def _entries(name: str, seed: int, n: int) -> list[tuple[str, str]]:
         return [(question, answer) for question, answer in json.loads(done.stdout)]
     made = _dataset(name, seed, n)
     return [(entry["question"], str(entry["answer"])) for entry in (made[i] for i in range(n))]
-
-
-def _print_entries(name: str, seed: str, n: str) -> None:
-    print(json.dumps(_entries(name, int(seed), int(n))))
 
 
 @lru_cache(maxsize=64)

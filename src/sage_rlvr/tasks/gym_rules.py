@@ -69,10 +69,10 @@ def _probability(answer: str, entry: dict[str, Any]) -> bool:
     """Within 10⁻⁴, as upstream has it, but never by more than 1% of a small one: 0 is not the chance of 15 heads."""
     exact = Fraction(entry["metadata"]["rational"]["numerator"], entry["metadata"]["rational"]["denominator"])
     try:
-        said = Fraction(answer.replace(",", "")) if len(answer) < 100 else None
+        given = Fraction(answer.replace(",", "")) if len(answer) < 100 else None
     except (ValueError, ZeroDivisionError):
         return False
-    return said is not None and abs(said - exact) <= min(Fraction(1, 10_000), exact / 100)
+    return given is not None and abs(given - exact) <= min(Fraction(1, 10_000), exact / 100)
 
 
 def _makes(target: int, numbers: Sequence[int], answer: str) -> bool:
@@ -92,10 +92,10 @@ def _antiderivative(answer: str, entry: dict[str, Any]) -> bool:
     import sympy
 
     variable = sympy.Symbol(entry["metadata"]["variable"])
-    said, integrand = formula(answer), formula(entry["metadata"]["integrand"])
-    if said is None:
+    integral, integrand = formula(answer), formula(entry["metadata"]["integrand"])
+    if integral is None:
         return False
-    slope = sympy.diff(said, variable)
+    slope = sympy.diff(integral, variable)
     others = {symbol: sympy.Rational(97, 71 + i) for i, symbol in enumerate(sorted(slope.free_symbols, key=str))}
     agree = 0
     for point in _POINTS:
@@ -110,8 +110,8 @@ def _antiderivative(answer: str, entry: dict[str, Any]) -> bool:
 
 
 def _same_polynomial(answer: str, entry: dict[str, Any]) -> bool:
-    said = formula(answer)
-    return said is not None and bool(said == formula(entry["answer"]))
+    polynomial = formula(answer)
+    return polynomial is not None and bool(polynomial == formula(entry["answer"]))
 
 
 _RULES: dict[str, Callable[[str, dict[str, Any]], bool]] = {

@@ -1,6 +1,6 @@
 """Who is called what: reads an assignment of knight and knave to names out of any phrasing of it.
 
-The answer is spelt as a string of signs, one letter a word ("Ann and Bo are knights" is ``NaNvK``), and patterns over that
+The answer is spelt as a string of signs, one letter per word ("Ann and Bo are knights" is ``NaNvK``), and patterns over that
 string bind names to roles in either order: sentences, "Ann: knave", "knights: Ann, Bo; knave: Cy", tables, JSON.
 It is sober: a person called both, or by a hedge ("knight or knave"), or not called at all, makes the answer wrong. A "not" is
 read where it stands before its role; where it may mean more ("it is not the case that …"), its sentence claims nothing. Every
@@ -37,19 +37,11 @@ _WORDS = {
 _SIGN = {word: sign for sign, words in _WORDS.items() for word in words.split()}
 _KNIGHT = re.compile(r"knight|truth-?teller")
 _MARKS = {
-    ",": ",",
-    "&": ",",
-    "|": ",",
-    "(": ",",
-    ")": ",",
+    **dict.fromkeys(",&|()", ","),
+    **dict.fromkeys(";.?", "E"),
+    **dict.fromkeys("✗✘❌", "D"),
     "/": "o",
-    ";": "E",
-    ".": "E",
-    "?": "E",
     "\n": "L",
-    "✗": "D",
-    "✘": "D",
-    "❌": "D",
 }  # others: c
 
 _RULE = re.compile(r"^[\s|:+=-]+$", re.MULTILINE)  # the line under a table's head
@@ -110,13 +102,13 @@ def read_assignment(text: str, names: Sequence[str]) -> dict[str, bool] | None:
     if not upheld:
         return None
     claims, doubted = upheld
-    said: dict[str, set[bool]] = {}
+    claimed: dict[str, set[bool]] = {}  # name → the roles that claims give it
     for claim in claims:
         for name, role in claim.roles:
-            said.setdefault(name, set()).add(role)
+            claimed.setdefault(name, set()).add(role)
             if claim.only:
-                said.setdefault(_OTHERS, set()).add(not role)
-    calls = {name: said.get(name) or (set() if name in doubted else said.get(_OTHERS, set())) for name in names}
+                claimed.setdefault(_OTHERS, set()).add(not role)
+    calls = {name: claimed.get(name) or (set() if name in doubted else claimed.get(_OTHERS, set())) for name in names}
     return {n: roles == {True} for n, roles in calls.items()} if all(len(r) == 1 for r in calls.values()) else None
 
 
@@ -177,22 +169,21 @@ def _bind(
 ) -> tuple[list[tuple[str, bool]], int] | None:
     """The roles that follow a group of names: one for all of them or one for each, and where they end."""
     for pattern in (_COLUMNS, _ROLES):
-        found = pattern.match(signs, group.end())
-        if not found:
+        match = pattern.match(signs, group.end())
+        if not match:
             continue
-        first = found.start("run")
-        flip = (found.group("link").count("x") + bool(group.group("not"))) % 2 == 1
+        flip = (match.group("link").count("x") + bool(group.group("not"))) % 2 == 1
         roles = []
-        for i in range(first, found.end()):
+        for i in range(match.start("run"), match.end()):
             if signs[i] in "kK":
                 roles.append(_is_knight(words[i]) != flip)
                 flip = False
             elif signs[i] == "x":
                 flip = True
         if len(roles) == len(who) > 1:
-            return list(zip(who, roles)), found.end()
+            return list(zip(who, roles)), match.end()
         if pattern is _ROLES:  # two roles for one person contradict each other, and are kept so
-            return [(name, role) for name in dict.fromkeys(who) for role in sorted(set(roles))], found.end()
+            return [(name, role) for name in dict.fromkeys(who) for role in sorted(set(roles))], match.end()
     return None
 
 
@@ -208,7 +199,7 @@ def _is_knight(word: str) -> bool:
 
 
 def _spell(text: str, names: Sequence[str]) -> tuple[str, list[str]]:
-    """The text as one sign a word, and the words themselves (names as they are in ``names``)."""
+    """The text as one sign per word, and the words themselves (names as they are in ``names``)."""
     text = text.replace("’", "'")
     for pattern, plain in _REWORDED:
         text = pattern.sub(plain, text)

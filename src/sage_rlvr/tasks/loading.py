@@ -17,6 +17,7 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.tasks.registry import Problem, Source, Task, get_task
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet", ".parquet.gz")
+Row = dict[str, Any]
 _log = logging.getLogger(__name__)
 
 
@@ -47,7 +48,7 @@ def load_task(
 def read_task(
     name: str, data_dir: str | Path | None = None, limit: int | None = None, seed: int = 0, split: str | None = None
 ) -> Loaded:
-    """As load_task, but says where the problems came from and what was skipped instead of logging it."""
+    """As load_task, but returns where the problems came from and what was skipped instead of logging it."""
     task = get_task(name)
     if limit is not None and limit < 1:
         raise UserError(f"task {name!r}: limit={limit} must be at least 1; leave it out to load every problem.")
@@ -71,45 +72,44 @@ def _union(task: Task, parts: list[Loaded], limit: int | None) -> Loaded:
 
 def _data_dir(given: str | Path | None) -> Path | None:
     named = given or os.environ.get("SAGE_RLVR_DATA")
-    if named:
-        if not Path(named).is_dir():
-            field_name = "data_dir" if given else "SAGE_RLVR_DATA"
-            raise UserError(
-                f"{field_name}={str(named)!r} is not a folder: give one that holds the task's files, or leave it out."
-            )
-        return Path(named)
-    return Path("data") if Path("data").is_dir() else None
+    if named and not Path(named).is_dir():
+        field_name = "data_dir" if given else "SAGE_RLVR_DATA"
+        raise UserError(
+            f"{field_name}={str(named)!r} is not a folder: give one that holds the task's files, or leave it out."
+        )
+    return Path(named) if named else Path("data") if Path("data").is_dir() else None
 
 
 def local_files(task: Task, data_dir: str | Path | None = None, split: str | None = None) -> dict[Source, Path]:
     """The files that are read in place of the Hub, where there are any."""
-    folder, sources = _data_dir(data_dir), task.splits.get(split or task.default_split, ())
-    return {source: path for source in sources if folder and (path := _file_of(source, folder))}
+    folder, files = _data_dir(data_dir), dict[Source, Path]()
+    if folder is None:
+        return files
+    for source in task.splits.get(split or task.default_split, ()):
+        paths = (folder / f"{stem}{suffix}" for stem in source.files for suffix in SUFFIXES)
+        if path := next((path for path in paths if path.is_file()), None):
+            files[source] = path
+    return files
 
 
 def _from_sources(task: Task, split: str, data_dir: str | Path | None) -> Loaded:
     """Files if the folder has any of the task's, the Hub if it has none: never a mixture of the two."""
-    sources, folder, files = task.splits[split], _data_dir(data_dir), local_files(task, data_dir, split)
+    sources, files = task.splits[split], local_files(task, data_dir, split)
     out = Loaded([])
-    for source in sources:
-        if files and source not in files:
-            continue
-        if source in files:
-            rows, origin = read_rows(files[source]), files[source].name
-        else:
-            rows, origin = _hub_rows(task, source, folder), source.hub
-        out.origin.append(origin)
-        _add_problems(out, task, split, source, rows, origin)
-    missing = [s.files[0] + SUFFIXES[0] for s in sources if files and s not in files]
-    expected, found = task.count(split), len(out.problems) + len(out.skipped)
-    if expected is not None and found != expected:
+    for source in files or sources:
+        rows = read_rows(files[source]) if files else _hub_rows(task, source, _data_dir(data_dir))
+        out.origin.append(files[source].name if files else source.hub)
+        _add_problems(out, task, split, source, rows)
+    expected, count = task.count(split), len(out.problems) + len(out.skipped)
+    if expected is not None and count != expected:
+        missing = [s.files[0] + SUFFIXES[0] for s in sources if files and s not in files]
         why = f" ({', '.join(missing)} not in the data folder)" if missing else ""
         out.notes.append(
-            f"{task.name}: {found:,} of {expected:,} problems in {' and '.join(dict.fromkeys(out.origin))}{why}."
+            f"{task.name}: {count:,} of {expected:,} problems in {' and '.join(dict.fromkeys(out.origin))}{why}."
         )
     if out.skipped:
-        shown = ", ".join(out.skipped[:5]) + (", …" if len(out.skipped) > 5 else "")
-        out.notes.append(f"{task.name}: skipped {len(out.skipped)} rows with no usable gold ({shown}).")
+        listed = ", ".join(out.skipped[:5]) + (", …" if len(out.skipped) > 5 else "")
+        out.notes.append(f"{task.name}: skipped {len(out.skipped)} rows with no usable gold ({listed}).")
     if not out.problems:
         raise UserError(
             f"task {task.name!r} has no usable problem in {', '.join(out.origin)} ({len(out.skipped)} rows without a gold): "
@@ -118,22 +118,16 @@ def _from_sources(task: Task, split: str, data_dir: str | Path | None) -> Loaded
     return out
 
 
-def _file_of(source: Source, folder: Path) -> Path | None:
-    candidates = (folder / f"{stem}{suffix}" for stem in source.files for suffix in SUFFIXES)
-    return next((path for path in candidates if path.is_file()), None)
-
-
 # ---- rows into problems ------------------------------------------------------------------------------------------
 
 
-def _add_problems(out: Loaded, task: Task, split: str, source: Source, rows: list[dict[str, Any]], origin: str) -> None:
-    if rows:
-        for name in (task.question, task.answer, *task.needs):
-            if name not in rows[0]:
-                raise UserError(
-                    f"task {task.name!r}: {origin} has no field {name!r}; its fields are {', '.join(map(str, rows[0]))}, "
-                    f"so rename one or register a task for this file."
-                )
+def _add_problems(out: Loaded, task: Task, split: str, source: Source, rows: list[Row]) -> None:
+    for name in (task.question, task.answer, *task.needs):
+        if rows and name not in rows[0]:
+            raise UserError(
+                f"task {task.name!r}: {out.origin[-1]} has no field {name!r}; its fields are {', '.join(map(str, rows[0]))}, "
+                f"so rename one or register a task for this file."
+            )
     seen = {p.id for p in out.problems} | set(out.skipped)
     stem = source.files[0] if source.files else task.name
     for i, row in enumerate(rows):
@@ -143,7 +137,9 @@ def _add_problems(out: Loaded, task: Task, split: str, source: Source, rows: lis
         if problem_id in seen:
             problem_id = f"{problem_id}-row{i}"
         seen.add(problem_id)
-        question, gold = str(row.get(task.question) or "").strip(), _gold_of(task, row)
+        question, gold = str(row.get(task.question) or "").strip(), gold_text(row.get(task.answer))
+        if gold and task.gold:
+            gold = gold_text(task.gold(row[task.answer], row))
         if question and gold:
             meta = {key: row[key] for key in task.meta if key in row} | {"split": split}
             out.problems.append(Problem(problem_id, task.name, question, gold, meta))
@@ -151,7 +147,7 @@ def _add_problems(out: Loaded, task: Task, split: str, source: Source, rows: lis
             out.skipped.append(problem_id)
 
 
-def _id_of(row: dict[str, Any], stem: str, i: int) -> str:
+def _id_of(row: Row, stem: str, i: int) -> str:
     """The row's own id where it has one that says something; a bare number, or none, is put behind the file's name."""
     own = row.get("unique_id", row.get("id"))
     if own is None or str(own).strip() == "":
@@ -159,22 +155,18 @@ def _id_of(row: dict[str, Any], stem: str, i: int) -> str:
     return f"{stem}-{own}" if str(own).isdigit() else str(own)
 
 
-def _gold_of(task: Task, row: dict[str, Any]) -> str | None:
-    value = row.get(task.answer)
-    if value is None or (isinstance(value, str) and not value.strip()):
-        return None
-    if task.gold:
-        value = task.gold(value, row)
-    elif isinstance(value, float) and value.is_integer():
+def gold_text(value: Any) -> str | None:
+    """A gold as text, 27.0 as 27; None where there is none."""
+    if isinstance(value, float) and value.is_integer():
         value = int(value)
-    gold = "" if value is None else str(value).strip()
-    return gold if gold.lower() not in ("", "nan", "none", "null") else None
+    text = "" if value is None else str(value).strip()
+    return text if text.lower() not in ("", "nan", "none", "null") else None
 
 
 # ---- where rows come from ----------------------------------------------------------------------------------------
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path) -> list[Row]:
     """Every row of a JSONL or Parquet file, plain or gzipped."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -185,12 +177,11 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             return pq.read_table(pa.BufferReader(content)).to_pylist()
         lines = content.decode("utf-8-sig").split("\n")
     except (OSError, EOFError, ValueError, zlib.error) as e:  # unicode and Arrow errors are ValueErrors
-        reason = " ".join(str(e).split())[:120]
-        raise UserError(f"{path.name} cannot be read ({reason}): fetch it again, or remove it.") from e
+        raise UserError(f"{path.name} cannot be read ({reason(e)}): fetch it again, or remove it.") from e
     return [_json_row(line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
 
 
-def _json_row(line: str, number: int, path: Path) -> dict[str, Any]:
+def _json_row(line: str, number: int, path: Path) -> Row:
     try:
         row = json.loads(line)
     except ValueError as e:
@@ -200,20 +191,24 @@ def _json_row(line: str, number: int, path: Path) -> dict[str, Any]:
     return row
 
 
-def _hub_rows(task: Task, source: Source, folder: Path | None) -> list[dict[str, Any]]:
+def _hub_rows(task: Task, source: Source, folder: Path | None) -> list[Row]:
     from datasets import load_dataset
 
     where = folder or "a data folder (data_dir, $SAGE_RLVR_DATA or ./data)"
-    mend = f"put {source.files[0]}{SUFFIXES[0]} into {where}" if source.files else "check the task's hub id"
+    fix = f"put {source.files[0]}{SUFFIXES[0]} into {where}" if source.files else "check the task's hub id"
     try:
         with no_waiting():
             sets = [load_dataset(source.hub, config, split=source.split) for config in source.configs]
             return [dict(row) for rows in sets for row in rows]
     except Exception as e:  # the Hub fails in many types: offline, gated, moved, no such split
-        reason = " ".join(str(e).split())[:160]
         raise UserError(
-            f"task {task.name!r} could not be loaded from the Hub ({source.hub}: {reason.rstrip('.')}): go online, or {mend}."
+            f"task {task.name!r} could not be loaded from the Hub ({source.hub}: {reason(e)}): go online, or {fix}."
         ) from e
+
+
+def reason(error: Exception) -> str:
+    """Its message in one short line, without a full stop."""
+    return " ".join(str(error).split())[:160].rstrip(".") or type(error).__name__
 
 
 @contextlib.contextmanager
@@ -221,12 +216,8 @@ def no_waiting() -> Iterator[None]:
     """With no route to the Hub its client retries for half a minute; offline mode looks into the cache and gives up at once."""
     import huggingface_hub.constants as hub
 
-    if any(os.environ.get(p) for p in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")) or _resolves(
-        hub.ENDPOINT
-    ):
-        yield
-        return
-    with offline():
+    proxies = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+    with contextlib.nullcontext() if any(map(os.environ.get, proxies)) or _resolves(hub.ENDPOINT) else offline():
         yield
 
 

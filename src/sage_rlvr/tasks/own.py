@@ -9,6 +9,7 @@ import io
 import json
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from sage_rlvr.errors import UserError
 from sage_rlvr.extensions import load_function
 from sage_rlvr.names import closest
-from sage_rlvr.tasks.loading import no_waiting, read_rows
+from sage_rlvr.tasks.loading import Row, gold_text, no_waiting, read_rows, reason
 from sage_rlvr.tasks.registry import COLUMNS, PROMPT, TASKS, Problem, Source, Task
 from sage_rlvr.tasks.rewards import check_signature, code_digest
 from sage_rlvr.tasks.scorers import Extract, reads_unmarked
@@ -24,8 +25,6 @@ from sage_rlvr.verify import extract_answer
 
 PROMPTS, ANSWERS = ("prompt", "question", "problem"), ("answer", "solution")
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet", ".parquet.gz")
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -106,17 +105,19 @@ def digests(given: Any, task: str) -> dict[str, Any]:
 # ---- reading -----------------------------------------------------------------------------------------------------
 
 
-def read_data(source: str, config: str | None = None, split: str | None = None, unless_said: str = "train") -> OwnData:
+def read_data(
+    source: str, config: str | None = None, split: str | None = None, default_split: str = "train"
+) -> OwnData:
     """The rows of a local file or folder, or of a dataset on the Hub."""
     path = Path(source).expanduser()
     if path.is_file():
-        for flag, said in (("dataset_config", config), ("split", split)):
-            if said:
-                raise UserError(f"--{flag} {said} is for a Hub id or a folder, and {source} is a file: leave it out.")
+        for flag, value in (("dataset_config", config), ("split", split)):
+            if value:
+                raise UserError(f"--{flag} {value} is for a Hub id or a folder, and {source} is a file: leave it out.")
         data = _of_file(path)
     elif path.is_dir() or _hub_id(source):
-        name, split = path.name if path.is_dir() else source, split or unless_said
-        rows = _of_folder(str(path), config, split) if path.is_dir() else _of_hub(source, config, split)
+        name = path.name if path.is_dir() else source
+        rows = _of_dataset(str(path) if path.is_dir() else source, path.is_dir(), config, split or default_split)
         data = OwnData(name, rows, [f"{name}:{i}" for i in range(1, len(rows) + 1)])
     else:
         here = sorted(p.name for p in (path.parent if path.parent.is_dir() else Path()).iterdir() if p.is_file())
@@ -152,7 +153,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as e:
-        raise UserError(f"{path} cannot be read ({' '.join(str(e).split())[:120]}): it must be text in UTF-8.") from e
+        raise UserError(f"{path} cannot be read ({reason(e)}): it must be text in UTF-8.") from e
 
 
 def _csv(path: Path) -> list[Row]:
@@ -177,50 +178,32 @@ def _json(path: Path) -> list[Row]:
         rows = json.loads(_text(path))
     except ValueError as e:
         raise UserError(f"{path.name} is not JSON ({e}): write a list of objects.") from e
-    odd = next((i for i, row in enumerate(rows, 1) if not isinstance(row, dict)), None)
-    if odd is not None:
-        raise UserError(f"{path.name}, row {odd}, is a {type(rows[odd - 1]).__name__}: write a list of objects.")
+    for i, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise UserError(f"{path.name}, row {i}, is a {type(row).__name__}: write a list of objects.")
     return rows
 
 
-def _of_folder(path: str, config: str | None, split: str) -> list[Row]:
-    """As ``save_to_disk`` wrote it, or data files that the datasets library reads."""
-    from datasets import load_from_disk
-
-    if Path(path, "dataset_dict.json").is_file() or Path(path, "state.json").is_file():
-        try:
-            found = load_from_disk(path)
-        except Exception as e:  # whatever a damaged folder makes it raise
-            raise UserError(f"--dataset {path} cannot be read ({_why(e)}).") from e
-        if isinstance(found, dict):
-            if split not in found:
-                raise UserError(f"--dataset {path} has no split {split!r}: add --split, one of {', '.join(found)}.")
-            found = found[split]
-        return [dict(row) for row in found]
-    return _loaded(path, config, split, f"put files into it ({', '.join(SUFFIXES)})")
-
-
-def _of_hub(source: str, config: str | None, split: str) -> list[Row]:
-    with no_waiting():
-        return _loaded(source, config, split, "go online, or give a file")
-
-
-def _loaded(source: str, config: str | None, split: str, else_do: str) -> list[Row]:
-    from datasets import load_dataset
+def _of_dataset(source: str, folder: bool, config: str | None, split: str) -> list[Row]:
+    """A folder as ``save_to_disk`` wrote it, data files in a folder, or a Hub id: what the datasets library reads."""
+    import datasets
 
     try:
-        return [dict(row) for row in load_dataset(source, config, split=split)]
-    except Exception as e:  # the Hub fails in many types: offline, gated, moved, no such split
-        why = _why(e)
+        if folder and any(Path(source, name).is_file() for name in ("dataset_dict.json", "state.json")):
+            saved = datasets.load_from_disk(source)
+            if isinstance(saved, dict) and split not in saved:
+                raise UserError(f"--dataset {source} has no split {split!r}: add --split, one of {', '.join(saved)}.")
+            return [dict(row) for row in (saved[split] if isinstance(saved, dict) else saved)]
+        with nullcontext() if folder else no_waiting():
+            return [dict(row) for row in datasets.load_dataset(source, config, split=split)]
+    except UserError:
+        raise
+    except Exception as e:  # a damaged folder or the Hub (offline, gated, moved, no such split) may raise anything
         if listed := re.search(r"available configs: \[([^\]]+)\]", str(e)):
             raise UserError(f"--dataset {source} has several configs: add --dataset_config, one of {listed[1]}.") from e
-        if "split" in why.lower():
-            else_do = "name another --split"
-        raise UserError(f"--dataset {source} cannot be loaded ({why}): {else_do}.") from e
-
-
-def _why(e: Exception) -> str:
-    return " ".join(str(e).split())[:160].rstrip(".") or type(e).__name__
+        fix = f"put other files into it ({', '.join(SUFFIXES)})" if folder else "go online, or give a file"
+        fix = "name another --split" if "split" in reason(e).lower() else fix
+        raise UserError(f"--dataset {source} cannot be loaded ({reason(e)}): {fix}.") from e
 
 
 # ---- rows into problems ------------------------------------------------------------------------------------------
@@ -238,19 +221,20 @@ def own_task(
     prompt = _column(data, prompt_column, PROMPTS, "prompt_column")
     answer = _column(data, answer_column, ANSWERS, "answer_column", needed=judged)
     problems, skipped = [], []
-    kinds: dict[type, str] = {}
+    kinds: dict[type, str] = {}  # text or messages → the first place that has it
     for row, place in zip(data.rows, data.places):
         asked = row.get(prompt)
-        if asked is None or (isinstance(asked, str) and not asked.strip()):
-            skipped.append(place)
-            continue
-        question = _question(asked, prompt, place)
-        kinds.setdefault(type(asked), place)
+        blank = asked is None or (isinstance(asked, str) and not asked.strip())
+        if not blank:
+            question = _question(asked, prompt, place)
+            kinds.setdefault(type(asked), place)
         gold = _gold(row.get(answer)) if judged else ""
-        if gold is None:
+        if blank or gold is None:
             skipped.append(place)
             continue
-        problems.append(Problem(place, data.name, question, gold, {COLUMNS: _columns(row, answer), PROMPT: asked}))
+        # what a reward function is handed: the answer column under the name ``answer`` too
+        columns = {**row, "answer": row[answer]} if answer in row else dict(row)
+        problems.append(Problem(place, data.name, question, gold, {COLUMNS: columns, PROMPT: asked}))
     if len(kinds) > 1:
         raise UserError(
             f"{' and '.join(kinds.values())} have prompts of two kinds: write all as text, or all as messages."
@@ -297,35 +281,23 @@ def _held_out(name: str, problems: list[Problem], count: int) -> dict[str, list[
 
 def _column(data: OwnData, named: str | None, usual: Sequence[str], flag: str, needed: bool = True) -> str:
     columns = data.columns
-    found = named or next((name for name in usual if name in columns), None)
-    if found in columns:
-        return str(found)
+    column = named or next((name for name in usual if name in columns), None)
+    if column in columns:
+        return str(column)
     if not (named or needed):
         return ""
     near = closest(named or usual[0], columns)
     wanted = repr(named) if named else " or ".join(map(repr, usual))
-    way_out = f"write --{flag} {near[0]}" if near else f"name it with --{flag}"
+    fix = f"write --{flag} {near[0]}" if near else f"name it with --{flag}"
     other = "" if flag == "prompt_column" else ", or judge with --reward file.py:function"
-    raise UserError(f"{data.name} has no column {wanted}, it has {', '.join(columns)}: {way_out}{other}.")
-
-
-def _columns(row: Row, answer: str) -> Row:
-    """What a reward function is handed; ``answer`` is there under that name too."""
-    return {**row, "answer": row[answer]} if answer in row else dict(row)
+    raise UserError(f"{data.name} has no column {wanted}, it has {', '.join(columns)}: {fix}{other}.")
 
 
 def _question(asked: Any, column: str, place: str) -> str:
     """The text that is asked: a string, or the user's last message."""
     if isinstance(asked, str):
         return asked
-    fine = (
-        isinstance(asked, list)
-        and asked
-        and all(
-            isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in asked
-        )
-    )
-    if not fine:
+    if not (isinstance(asked, list) and asked and all(map(_is_message, asked))):
         raise UserError(
             f"{place}: {column!r} must be text, or a list of messages such as "
             '[{"role": "user", "content": "2+3?"}]; it is ' + f"{str(asked)[:60]!r}."
@@ -337,16 +309,15 @@ def _question(asked: Any, column: str, place: str) -> str:
     return asked[-1]["content"]
 
 
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("role", "content"))
+
+
 def _gold(value: Any) -> str | None:
     """The answer column's value as Math-Verify reads it; of a worked solution what stands behind #### or in its last box."""
-    if value is None:
-        return None
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    text = str(value).strip()
+    text = gold_text(value) or ""
     _, hashes, tail = text.rpartition("####")
-    text = tail.strip().replace(",", "") if hashes else extract_answer(text) or text
-    return text if text.lower() not in ("", "nan", "none", "null") else None
+    return gold_text(tail.strip().replace(",", "") if hashes else extract_answer(text) or text)
 
 
 def _one_type(data: OwnData) -> None:
@@ -359,11 +330,9 @@ def _one_type(data: OwnData) -> None:
                 continue
             was, where = first[name]
             raise UserError(
-                f"{data.name}, column {name!r}: {where} holds {_called(was)} and {place} {_called(kind)}; write one type."
+                f"{data.name}, column {name!r}: {where} holds {_KINDS.get(was, was.__name__)} and {place} "
+                f"{_KINDS.get(kind, kind.__name__)}; write one type."
             )
 
 
-def _called(kind: type) -> str:
-    return {str: "text", float: "a number", bool: "true or false", list: "a list", dict: "an object"}.get(
-        kind, kind.__name__
-    )
+_KINDS = {str: "text", float: "a number", bool: "true or false", list: "a list", dict: "an object"}

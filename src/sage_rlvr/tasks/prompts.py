@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.names import near
 from sage_rlvr.tasks.endless import why_endless
-from sage_rlvr.tasks.registry import COLUMNS, PROMPT, Problem, near
+from sage_rlvr.tasks.registry import COLUMNS, PROMPT, Problem
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def _apply(tokenizer: Any, template: str, messages: list[dict[str, str]], fmt: P
     def text(turns: list[dict[str, str]]) -> str:
         return tokenizer.apply_chat_template(turns, chat_template=template, tokenize=False, add_generation_prompt=True)
 
-    mend = "fix the chat template in the model's folder (chat_template.jinja or tokenizer_config.json)"
+    fix = "fix the chat template in the model's folder (chat_template.jinja or tokenizer_config.json)"
     why = None if template in _ENDS else why_endless(lambda: text(messages))
     if why is None:
         _ENDS.add(template)
@@ -132,16 +133,22 @@ def _apply(tokenizer: Any, template: str, messages: list[dict[str, str]], fmt: P
             why = " ".join(str(e).split()).split(". ")[0].rstrip(".") or type(e).__name__
         with contextlib.suppress(Exception):
             text(messages[-1:])
-            mend = "use --prompt_format plain, which has no system turn"
+            fix = "use --prompt_format plain, which has no system turn"
     whose = getattr(tokenizer, "name_or_path", "") or "the tokenizer"
-    raise UserError(f"the chat template of {whose} cannot render prompt format {fmt.name!r} ({why}): {mend}.")
+    raise UserError(f"the chat template of {whose} cannot render prompt format {fmt.name!r} ({why}): {fix}.")
 
 
 def to_messages(problem: Problem, fmt: str | PromptFormat = "paper") -> list[dict[str, str]]:
-    """The conversational prompt: system, where the format has one, and user. The prefix is the template's to add."""
+    """The conversational prompt: system, where the format has one, and user. The prefix is the template's to add. A user's own
+    conversation is left as it is, the format's system turn in front where it has none."""
     fmt, own = get_format(fmt), problem.meta.get(PROMPT)
     if isinstance(own, list):
-        return _own_messages(problem, fmt)
+        if fmt.user != "{question}":
+            raise UserError(
+                f"prompt format {fmt.name!r} words the question itself, and {problem.id} is a list of messages."
+            )
+        turns = [{"role": m["role"], "content": m["content"]} for m in own]
+        return turns if turns[0]["role"] == "system" else [*_messages(fmt, "")[:-1], *turns]
     fields = {**problem.meta, **problem.meta.get(COLUMNS, {})}
     meta = {k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in fields.items()}
     try:
@@ -152,16 +159,6 @@ def to_messages(problem: Problem, fmt: str | PromptFormat = "paper") -> list[dic
             f"prompt format {fmt.name!r} names {e}, which {problem.id} does not have (it has {known})."
         ) from e
     return _messages(fmt, user)
-
-
-def _own_messages(problem: Problem, fmt: PromptFormat) -> list[dict[str, str]]:
-    """A user's conversation, the format's system turn in front where it has none."""
-    if fmt.user != "{question}":
-        raise UserError(
-            f"prompt format {fmt.name!r} words the question itself, and {problem.id} is a list of messages."
-        )
-    own = [{"role": m["role"], "content": m["content"]} for m in problem.meta[PROMPT]]
-    return own if own[0]["role"] == "system" else [*_messages(fmt, "")[:-1], *own]
 
 
 def continued(problem: Problem, fmt: PromptFormat) -> str | None:
@@ -194,19 +191,15 @@ def rows(
     Conversational prompts rely on ``chat_template`` having been set on the tokenizer; strings are rendered here, without the
     BOS that the tokenizer will put in front of them by itself.
     """
-    own_bos, fmt = _own_bos(tokenizer), get_format(fmt)
-
-    def prompt(p: Problem) -> Any:
-        if (text := continued(p, fmt)) is not None:
-            return text
-        return to_messages(p, fmt) if conversational else render(p, fmt, tokenizer).removeprefix(own_bos)
-
-    def row(p: Problem) -> dict[str, Any]:
+    own_bos, fmt, out = _own_bos(tokenizer), get_format(fmt), []
+    for p in problems:
+        prompt: Any = continued(p, fmt)
+        if prompt is None:
+            prompt = to_messages(p, fmt) if conversational else render(p, fmt, tokenizer).removeprefix(own_bos)
         own = p.meta.get(COLUMNS)
         gold = {"answer": p.answer} if own is None or p.answer else {}
-        return {"task": p.task, "problem": p.id, **(own or {}), **gold, "prompt": prompt(p)}
-
-    return [row(p) for p in problems]
+        out.append({"task": p.task, "problem": p.id, **(own or {}), **gold, "prompt": prompt})
+    return out
 
 
 def _own_bos(tokenizer: Any) -> str:

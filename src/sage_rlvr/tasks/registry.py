@@ -8,12 +8,13 @@ register_task(Task(
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.names import near
+from sage_rlvr.verify import extract_answer
 
 KINDS = ("train", "eval", "sft", "generated")
 COLUMNS, PROMPT = "_columns", "_prompt"  # in the meta of a user's own problem: the row as it is, and its prompt
@@ -112,7 +113,7 @@ def get_task(name: str) -> Task:
     raise UserError(f"there is no task {name!r}: {near(name, [*TASKS, *(begin + 'NAME' for begin in MAKERS)])}.")
 
 
-# ---- golds and filters -------------------------------------------------------------------------------------------
+# ---- golds and filters: (the answer field, the row) → gold, None where it is not verifiable; row → is it in ----------
 
 
 def _whole(value: Any, row: dict[str, Any]) -> str | None:
@@ -123,25 +124,22 @@ def _whole(value: Any, row: dict[str, Any]) -> str | None:
 
 def _after_hashes(value: Any, row: dict[str, Any]) -> str | None:
     """GSM8K: what stands behind ####, thousands' commas removed."""
-    _, found, tail = str(value).rpartition("####")
-    return tail.strip().replace(",", "") if found else None
+    _, hashes, tail = str(value).rpartition("####")
+    return tail.strip().replace(",", "") if hashes else None
 
 
 def _answer_or_boxed(value: Any, row: dict[str, Any]) -> str | None:
     """MATH on the Hub has worked solutions only; the gold is their last box."""
-    from sage_rlvr.verify import extract_answer
-
     return str(row["answer"]) if row.get("answer") else extract_answer(str(value))
 
 
 def _roles(value: Any, row: dict[str, Any]) -> str | None:
-    names, solution = row.get("names"), value
-    whole = (
-        isinstance(names, list) and isinstance(solution, list) and len(names) == len(solution) == len(set(names)) > 0
-    )
-    if not whole or not all(isinstance(x, bool) for x in solution):
+    """Knights and knaves: {"names": [...], "solution": [true, ...]} as JSON, one truth value for each different name."""
+    names = row.get("names")
+    if not isinstance(names, list) or not isinstance(value, list) or not all(isinstance(x, bool) for x in value):
         return None
-    return json.dumps({"names": names, "solution": solution}, ensure_ascii=False)
+    fits = len(names) == len(value) == len(set(names)) > 0
+    return json.dumps({"names": names, "solution": value}, ensure_ascii=False) if fits else None
 
 
 def _numeric(row: dict[str, Any]) -> bool:
@@ -157,91 +155,43 @@ def _hardest(row: dict[str, Any]) -> bool:
 # Licences are a pointer, not advice: look at the Hub card before you redistribute. "origin" is what the data was made from.
 
 _SUBJECTS = ("algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra")
-_PEOPLE = range(3, 9)
 
-_MATH500 = register_task(
-    Task(
-        name="math500",
-        description="500 problems of MATH's test set, all levels",
-        kind="eval",
-        scorer="math",
-        licence="MIT (origin: PRM800K)",
-        question="problem",
-        answer="answer",
-        splits={"test": (Source("HuggingFaceH4/MATH-500", "test", files=("math500", "math_500"), count=500),)},
-        meta=("level", "subject", "unique_id"),
-    )
-)
-register_task(
-    replace(
-        _MATH500,
-        name="math500-l5",
-        description="the 134 of MATH-500 at level 5, which the paper reports",
-        splits={"test": (replace(_MATH500.splits["test"][0], count=134),)},
-        keep=_hardest,
-        needs=("level",),
-    )
-)
-_AIME24 = register_task(
-    Task(
-        name="aime24",
-        description="AIME 2024, I and II",
-        kind="eval",
-        scorer="math",
-        licence="not stated (contest: MAA)",
-        question="problem",
-        answer="answer",
-        splits={"test": (Source("HuggingFaceH4/aime_2024", files=("aime24", "aime_2024"), count=30),)},
-        gold=_whole,
-    )
-)
-register_task(
-    replace(
-        _AIME24,
-        name="aime25",
-        description="AIME 2025, I and II",
-        splits={"test": (Source("math-ai/aime25", "test", files=("aime25", "aime_2025"), count=30),)},
-    )
-)
+
+def _math(
+    name: str, kind: str, description: str, licence: str, fields: str, sources: Iterable[Source], **more: Any
+) -> Task:
+    """A registered task that Math-Verify judges. ``fields``: of question and answer, "problem answer"; ``sources``: the default
+    split, "test" of an evaluation task and "train" of any other."""
+    question, answer = fields.split()
+    splits = {"test" if kind == "eval" else "train": tuple(sources), **more.pop("splits", {})}
+    return register_task(Task(name, description, kind, "math", licence, question, answer, splits, **more))
+
+
+_MATH500 = Source("HuggingFaceH4/MATH-500", "test", files=("math500", "math_500"), count=500)
+_math("math500", "eval", "500 problems of MATH's test set, all levels", "MIT (origin: PRM800K)", "problem answer",
+      [_MATH500], meta=("level", "subject", "unique_id"))  # fmt: skip
+_math("math500-l5", "eval", "the 134 of MATH-500 at level 5, which the paper reports", "MIT (origin: PRM800K)", "problem answer",
+      [replace(_MATH500, count=134)], meta=("level", "subject", "unique_id"), keep=_hardest, needs=("level",))  # fmt: skip
+_CONTEST = "not stated (contest: MAA)"
+_math("aime24", "eval", "AIME 2024, I and II", _CONTEST, "problem answer",
+      [Source("HuggingFaceH4/aime_2024", files=("aime24", "aime_2024"), count=30)], gold=_whole)  # fmt: skip
+_math("aime25", "eval", "AIME 2025, I and II", _CONTEST, "problem answer",
+      [Source("math-ai/aime25", "test", files=("aime25", "aime_2025"), count=30)], gold=_whole)  # fmt: skip
 register_task(
     Task(
         name="aime",
         description="AIME 2024 and 2025 together, as the paper reports them",
         kind="eval",
         scorer="math",
-        licence=_AIME24.licence,
+        licence=_CONTEST,
         parts=("aime24", "aime25"),
     )
 )
-register_task(
-    Task(
-        name="amc23",
-        description="AMC 12 of 2023, answers made whole numbers",
-        kind="eval",
-        scorer="math",
-        licence="not stated (contest: MAA)",
-        question="question",
-        answer="answer",
-        splits={"test": (Source("zwhe99/amc23", "test", files=("amc23",), count=40),)},
-        gold=_whole,
-    )
-)
-register_task(
-    Task(
-        name="minerva",
-        description="undergraduate science with worked numbers and formulas",
-        kind="eval",
-        scorer="math",
-        licence="not stated (origin: Minerva, MIT OpenCourseWare)",
-        question="question",
-        answer="answer",
-        splits={
-            "test": (
-                Source("math-ai/minervamath", "test", files=("minerva", "minervamath", "minerva_sample"), count=272),
-            )
-        },
-    )
-)
+_math("amc23", "eval", "AMC 12 of 2023, answers made whole numbers", _CONTEST, "question answer",
+      [Source("zwhe99/amc23", "test", files=("amc23",), count=40)], gold=_whole)  # fmt: skip
+_math("minerva", "eval", "undergraduate science with worked numbers and formulas",
+      "not stated (origin: Minerva, MIT OpenCourseWare)", "question answer",
+      [Source("math-ai/minervamath", "test", files=("minerva", "minervamath", "minerva_sample"), count=272)])  # fmt: skip
 register_task(
     Task(
         name="knights-knaves",
@@ -254,7 +204,7 @@ register_task(
         splits={
             split: tuple(
                 Source("K-and-K/knights-and-knaves", f"{n}ppl", (split,), (f"kk_{n}ppl_{split}",), count)
-                for n in _PEOPLE
+                for n in range(3, 9)
             )
             for split, count in (("test", 100), ("train", 1000))
         },
@@ -263,64 +213,16 @@ register_task(
         meta=("names", "statements"),
     )
 )
-register_task(
-    Task(
-        name="gsm8k",
-        description="grade-school word problems; split test for evaluation",
-        kind="train",
-        scorer="math",
-        licence="MIT",
-        question="question",
-        answer="answer",
-        splits={
-            "train": (Source("openai/gsm8k", "train", ("main",), ("gsm8k_train",), 7473),),
-            "test": (Source("openai/gsm8k", "test", ("main",), ("gsm8k_test",), 1319),),
-        },
-        gold=_after_hashes,
-    )
-)
-register_task(
-    Task(
-        name="math",
-        description="MATH's training set",
-        kind="train",
-        scorer="math",
-        licence="MIT",
-        question="problem",
-        answer="solution",
-        splits={
-            "train": (Source("EleutherAI/hendrycks_math", "train", (*_SUBJECTS, "precalculus"), ("math_train",), 7500),)
-        },
-        gold=_answer_or_boxed,
-        meta=("level", "type"),
-    )
-)
-register_task(
-    Task(
-        name="dapo-math-17k",
-        description="the paper's RL problems, English, whole-number answers (it takes the first 2,000)",
-        kind="train",
-        scorer="math",
-        licence="Apache-2.0 (origin: DAPO)",
-        question="prompt",
-        answer="solution",
-        splits={
-            "train": (Source("open-r1/DAPO-Math-17k-Processed", "train", ("en",), ("dapo_math_17k_en",), 14116),),
-        },
-    )
-)
-register_task(
-    Task(
-        name="openmathreasoning-mini",
-        description="the paper's SFT demonstrations, numeric answers only",
-        kind="sft",
-        scorer="math",
-        licence="CC-BY-4.0 (origin: OpenMathReasoning)",
-        question="problem",
-        answer="expected_answer",
-        splits={"train": (Source("unsloth/OpenMathReasoning-mini", "cot", files=("openmathreasoning_mini_cot",)),)},
-        keep=_numeric,
-        needs=("generated_solution",),
-        meta=("generated_solution",),
-    )
-)
+_math("gsm8k", "train", "grade-school word problems; split test for evaluation", "MIT", "question answer",
+      [Source("openai/gsm8k", "train", ("main",), ("gsm8k_train",), 7473)], gold=_after_hashes,
+      splits={"test": (Source("openai/gsm8k", "test", ("main",), ("gsm8k_test",), 1319),)})  # fmt: skip
+_math("math", "train", "MATH's training set", "MIT", "problem solution",
+      [Source("EleutherAI/hendrycks_math", "train", (*_SUBJECTS, "precalculus"), ("math_train",), 7500)],
+      gold=_answer_or_boxed, meta=("level", "type"))  # fmt: skip
+_math("dapo-math-17k", "train", "the paper's RL problems, English, whole-number answers (it takes the first 2,000)",
+      "Apache-2.0 (origin: DAPO)", "prompt solution",
+      [Source("open-r1/DAPO-Math-17k-Processed", "train", ("en",), ("dapo_math_17k_en",), 14116)])  # fmt: skip
+_math("openmathreasoning-mini", "sft", "the paper's SFT demonstrations, numeric answers only",
+      "CC-BY-4.0 (origin: OpenMathReasoning)", "problem expected_answer",
+      [Source("unsloth/OpenMathReasoning-mini", "cot", files=("openmathreasoning_mini_cot",))],
+      keep=_numeric, needs=("generated_solution",), meta=("generated_solution",))  # fmt: skip

@@ -19,15 +19,8 @@ from sage_rlvr.extensions import load_function
 
 # what TRL, and SAGETrainer (truncated), hand a reward function beside the columns
 HANDED = {
-    "prompts",
-    "completions",
-    "completion_ids",
-    "trainer_state",
-    "log_extra",
-    "log_metric",
-    "environments",
-    "truncated",
-}
+    "prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments", "truncated",
+}  # fmt: skip
 ROUNDING = 1e-6  # TRL adds weighted rewards in single precision: 0.6 + 0.3 + 0.1 reaches 1
 
 
@@ -35,25 +28,21 @@ ROUNDING = 1e-6  # TRL adds weighted rewards in single precision: 0.6 + 0.3 + 0.
 
 
 def check_signature(func: Callable[..., Any], name: str, columns: set[str], task: str) -> None:
+    """Refuses a function that does not take **kwargs, or that needs an argument which no column of the task is."""
     try:
         parameters = inspect.signature(func).parameters
     except (TypeError, ValueError):  # written in C: it will show
         return
-    kinds = inspect.Parameter
-    if not any(p.kind is kinds.VAR_KEYWORD for p in parameters.values()):
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         raise UserError(
             f"--reward {name} must take every column that TRL hands it: write "
             f"def {getattr(func, '__name__', 'reward')}({', '.join([*parameters, '**kwargs'])})."
         )
-    given = columns | HANDED
-    needed = [
-        p.name
-        for p in parameters.values()
-        if p.default is p.empty and p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
-    ]
-    for wanted in (n for n in needed if n not in given):
-        own = ", ".join(sorted(columns - {"task", "problem"} | (columns & {"answer"})))
-        raise UserError(f"--reward {name} asks for {wanted!r}, which is no column of {task}; it has {own}.")
+    for p in parameters.values():
+        needed = p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        if needed and p.name not in columns | HANDED:
+            own = ", ".join(sorted(columns - {"task", "problem"}))
+            raise UserError(f"--reward {name} asks for {p.name!r}, which is no column of {task}; it has {own}.")
 
 
 def check_weights(weights: Sequence[float] | None, names: Sequence[str]) -> None:
@@ -102,8 +91,8 @@ def failures(func: Any, name: str) -> Iterator[None]:
         raise RewardFailed(func, name, f"says: {str(error).rstrip('.')}") from error
     except Exception as error:
         at = traceback.extract_tb(error.__traceback__)[-1]
-        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise RewardFailed(func, name, f"raised {said} ({Path(at.filename).name}, line {at.lineno})") from error
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise RewardFailed(func, name, f"raised {what} ({Path(at.filename).name}, line {at.lineno})") from error
 
 
 def checked(rewards: Any, problems: Sequence[str]) -> list[float | None]:
@@ -148,8 +137,11 @@ class OwnReward:
         """The weighted rewards; raises RewardFailed. There is no trainer: what would be logged is dropped."""
         from transformers import TrainerState
 
+        def drop(*args: Any, **kwargs: Any) -> None:
+            pass
+
         rows = columns.get("problem") or [""] * len(completions)
-        handed = {"trainer_state": TrainerState(), "log_extra": _drop, "log_metric": _drop, **columns}
+        handed = {"trainer_state": TrainerState(), "log_extra": drop, "log_metric": drop, **columns}
         per_func = []
         for func in self.funcs:
             with failures(func, getattr(func, "__name__", type(func).__name__)):
@@ -164,7 +156,3 @@ class OwnReward:
 
 async def _wait(answer: Any) -> Any:
     return await answer
-
-
-def _drop(*args: Any, **kwargs: Any) -> None:
-    pass

@@ -12,9 +12,13 @@ from functools import lru_cache, partial
 from typing import Any, Protocol, TypeVar
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.names import near
 from sage_rlvr.tasks import expressions, gym, knights
 from sage_rlvr.tasks.prompts import get_format
-from sage_rlvr.tasks.registry import Problem, get_task, near
+from sage_rlvr.tasks.registry import Problem, get_task
+from sage_rlvr.verify import Verifier, extract_answer, verifiable_reward
+from sage_rlvr.verify.reward import completion_text as completion_text
+from sage_rlvr.verify.reward import judged_texts, questions_of
 
 _log = logging.getLogger(__name__)
 Judge = Callable[[str, str], float | None]  # (extracted answer, gold) → verdict
@@ -22,6 +26,7 @@ EXTRACTS = {"marked": False, "any": True}  # how an answer is found, by name: wh
 Extract = str | Callable[[str], str | None] | None
 MAX_CHARACTERS = 1_000_000  # a longer completion is not looked at, as in the Verifier
 MAX_ANSWER_CHARACTERS = 20_000
+THE_GOLD = "the gold"  # the key of every right answer where all right answers are one
 T = TypeVar("T")
 
 
@@ -40,13 +45,11 @@ class JudgeScorer:
     """Applies a judge to each extracted answer, in this process; an answer over the limits is none.
 
     ``own``: the judge is a user's, and what it raises is the user's to see. One of ours that raises scores 0.0, is counted in
-    ``errors`` and said once: no completion ends a run.
+    ``errors`` and logged once: no completion ends a run.
     """
 
-    def __init__(self, judge: Judge, fallback: bool = False, name: str = "", own: bool = False):
-        self.judge, self.fallback, self.own = judge, fallback, own
-        self.name = name or judge.__name__
-        self.block = judge is judge_knights  # who is what may take several lines
+    def __init__(self, judge: Judge, fallback: bool, name: str, own: bool):
+        self.judge, self.fallback, self.name, self.own = judge, fallback, name, own
         self.errors = 0  # completions
 
     def score(
@@ -58,12 +61,12 @@ class JudgeScorer:
                 f"score: {len(completions)} completions but {len(answers)} answers; give one answer per completion."
             )
         pairs = list(zip(completions, answers))
-        verdicts = {pair: self._one(*pair) for pair in dict.fromkeys(pairs)}  # many samples say the same
+        verdicts = {pair: self._verdict(*pair) for pair in dict.fromkeys(pairs)}  # many samples are the same
         self.errors += sum(verdicts[pair] is _FAILED for pair in pairs)
-        return [0.0 if verdicts[pair] is _FAILED else verdicts[pair] for pair in pairs]  # type: ignore[misc]
+        return [0.0 if verdicts[pair] is _FAILED else verdicts[pair] for pair in pairs]
 
-    def _one(self, completion: str, gold: str) -> "float | _Failed | None":
-        answer = final_answer(completion, self.fallback, self.block) or ""
+    def _verdict(self, completion: str, gold: str) -> Any:
+        answer = final_answer(completion, self.fallback, self.name == "knights-knaves") or ""
         answer = answer if len(answer) <= MAX_ANSWER_CHARACTERS else ""
         # also without an answer: only the judge knows whether the gold is sound
         if self.own:
@@ -80,12 +83,8 @@ class JudgeScorer:
         self.close()
 
 
-class _Failed:
-    """The verdict of a judge of ours that raised."""
-
-
-_FAILED = _Failed()
-_said: set[tuple[str, str]] = set()  # what raised what has been said
+_FAILED: Any = object()  # the verdict of a judge of ours that raised
+_logged: set[tuple[str, str]] = set()  # what raised what
 
 
 def _safely(what: str, read: Callable[[], T], otherwise: Any) -> T | Any:
@@ -94,15 +93,10 @@ def _safely(what: str, read: Callable[[], T], otherwise: Any) -> T | Any:
         return read()
     except Exception as error:
         key = (what, type(error).__name__)
-        if key not in _said:
-            _said.add(key)
-            _log.warning(
-                "%s raised %s (%s): the completion counts as an error, 0, and the run goes on. Please report it.",
-                what,
-                type(error).__name__,
-                error,
-                exc_info=error,
-            )
+        if key not in _logged:
+            _logged.add(key)
+            said = "%s raised %s (%s): the completion counts as an error, 0, and the run goes on. Please report it."
+            _log.warning(said, *key, error, exc_info=error)
         return otherwise
 
 
@@ -114,13 +108,10 @@ def final_answer(completion: str, fallback: bool = False, block: bool = False) -
 
 
 def _final_answer(completion: str, fallback: bool, block: bool) -> str | None:
-    from sage_rlvr.verify import extract_answer
-
-    found = extract_answer(completion)
-    if found is None and fallback:
-        parts = re.split(r"\n\s*\n" if block else r"\n", completion.strip())
-        return parts[-1] or None
-    return found
+    answer = extract_answer(completion)
+    if answer is None and fallback:
+        return re.split(r"\n\s*\n" if block else r"\n", completion.strip())[-1] or None
+    return answer
 
 
 # ---- judges ------------------------------------------------------------------------------------------------------
@@ -137,41 +128,34 @@ def judge_knights(answer: str, gold: str) -> float | None:
 @lru_cache(maxsize=1 << 13)
 def _knights_gold(gold: str) -> dict[str, bool] | None:
     try:
-        said = json.loads(gold)
-        right = dict(zip(said["names"], map(bool, said["solution"]), strict=True))
+        entry = json.loads(gold)
+        right = dict(zip(entry["names"], map(bool, entry["solution"]), strict=True))
     except _NO_GOLD:
         return None
     return right if all(isinstance(name, str) and name for name in right) else None
 
 
-def judge_countdown(answer: str, gold: str) -> float | None:
-    """Usual precedence and brackets; every number once; the value exactly the target."""
+def judge_countdown(answer: str, gold: str, left_to_right: bool = False) -> float | None:
+    """Every number once, and the value exactly the target: by the usual precedence and brackets, or left to right with + − × and
+    no brackets."""
     given = _countdown_gold(gold)
     if given is None:
         return None
-    tokens = expressions.tokens_of(answer, given[1])
-    if not tokens or not expressions.uses_exactly(tokens, given[0]):
+    numbers, target = given
+    tokens = expressions.tokens_of(answer, target)
+    if not tokens or not expressions.uses_exactly(tokens, numbers):
         return 0.0
+    if left_to_right:
+        return float(expressions.left_to_right(tokens) == target)
     tree = expressions.parse(tokens)
-    return float(tree is not None and tree.value == given[1])
-
-
-def judge_countdown_ltr(answer: str, gold: str) -> float | None:
-    """Left to right, + − × only, no brackets; every number once; the value exactly the target."""
-    given = _countdown_gold(gold)
-    if given is None:
-        return None
-    tokens = expressions.tokens_of(answer, given[1])
-    if not tokens or not expressions.uses_exactly(tokens, given[0]):
-        return 0.0
-    return float(expressions.left_to_right(tokens) == given[1])
+    return float(tree is not None and tree.value == target)
 
 
 @lru_cache(maxsize=1 << 13)
 def _countdown_gold(gold: str) -> tuple[tuple[int, ...], int] | None:
     try:
-        said = json.loads(gold)
-        return tuple(int(x) for x in said["numbers"]), int(said["target"])
+        entry = json.loads(gold)
+        return tuple(int(x) for x in entry["numbers"]), int(entry["target"])
     except _NO_GOLD:
         return None
 
@@ -180,7 +164,7 @@ SCORERS: dict[str, Judge | None] = {
     "math": None,  # None: judged in the Verifier's processes
     "knights-knaves": judge_knights,
     "countdown": judge_countdown,
-    "countdown-ltr": judge_countdown_ltr,
+    "countdown-ltr": partial(judge_countdown, left_to_right=True),
     "gym": None,
 }
 BUILT_IN = frozenset(SCORERS)
@@ -209,8 +193,6 @@ def make_scorer(task_name: str, verifier: Any = None, fallback: bool = False) ->
     judge = SCORERS[name]
     if judge is not None:
         return JudgeScorer(judge, fallback, name, own=name not in BUILT_IN)
-    from sage_rlvr.verify import Verifier
-
     if name == "gym":
         limits = {} if verifier is None else {"workers": verifier.workers, "timeout_s": verifier.timeout_s}
         path = gym.judge_path(task_name)
@@ -218,21 +200,30 @@ def make_scorer(task_name: str, verifier: Any = None, fallback: bool = False) ->
     return verifier if verifier is not None else Verifier(fallback=fallback)
 
 
-# ---- what uses them ----------------------------------------------------------------------------------------------
+def keep_verifiable(problems: Sequence[Problem], scorer: Scorer) -> tuple[list[Problem], list[str]]:
+    """(problems whose gold can be judged, ids of the others). An unverifiable gold is skipped, never scored 0.
+
+    Each gold is offered as the answer to itself; one that mathematics does not find equal to itself is no use either.
+    """
+    verdicts = scorer.score([f"<SOLUTION>{p.answer}</SOLUTION>" for p in problems], [p.answer for p in problems])
+    sound = [v is not None and (v == 1 or get_task(p.task).scorer != "math") for p, v in zip(problems, verdicts)]
+    bad = [p.id for p, fine in zip(problems, sound) if not fine]
+    if bad:
+        listed = ", ".join(bad[:5]) + (", …" if len(bad) > 5 else "")
+        _log.warning("%s: skipped %d problems with no verifiable gold (%s).", problems[0].task, len(bad), listed)
+    return [p for p, fine in zip(problems, sound) if fine], bad
+
+
+# ---- which solution it is ----------------------------------------------------------------------------------------
 
 
 def distinct_solution(task_name: str, completion: str, fallback: bool = False) -> str | None:
     """A canonical form of a correct solution, so that different ones can be counted; None where a task defines none."""
     kind = get_task(task_name).scorer
-    if kind not in _CANONICAL:
+    if kind not in ("countdown", "countdown-ltr"):
         return None
     answer = final_answer(completion, fallback) or ""
     return _safely("distinct_solution", lambda: _canonical(answer, kind), None)
-
-
-_CANONICAL = ("countdown", "countdown-ltr")  # scorers with many right answers, whose normal form is known
-_ONE_ANSWER = ("math", "knights-knaves")  # scorers for which all right answers are one
-THE_GOLD = "the gold"
 
 
 def _canonical(answer: str, kind: str) -> str | None:
@@ -245,43 +236,37 @@ def _canonical(answer: str, kind: str) -> str | None:
     return expressions.canonical(tree) if tree else None
 
 
-def keep_verifiable(problems: Sequence[Problem], scorer: Scorer) -> tuple[list[Problem], list[str]]:
-    """(problems whose gold can be judged, ids of the others). An unverifiable gold is skipped, never scored 0.
+def solution_key(reward: Any, completion: str) -> str | None:
+    """A right completion's ``key`` as its reward function gives it; of one that gives none, the answer that can be read, as its
+    ``extract`` does or ours."""
+    if reward is verifiable_reward:
+        return THE_GOLD
+    read: Callable[[str], str | None] = getattr(reward, "key", getattr(reward, "extract", extract_answer))
+    return read(completion)
 
-    Each gold is offered as the answer to itself; one that mathematics does not find equal to itself is no use either.
-    """
-    verdicts = scorer.score([f"<SOLUTION>{p.answer}</SOLUTION>" for p in problems], [p.answer for p in problems])
-    sound = [v is not None and (v == 1 or get_task(p.task).scorer != "math") for p, v in zip(problems, verdicts)]
-    bad = [p.id for p, fine in zip(problems, sound) if not fine]
-    if bad:
-        shown = ", ".join(bad[:5]) + (", …" if len(bad) > 5 else "")
-        _log.warning("%s: skipped %d problems with no verifiable gold (%s).", problems[0].task, len(bad), shown)
-    return [p for p, fine in zip(problems, sound) if fine], bad
+
+# ---- rewards -----------------------------------------------------------------------------------------------------
 
 
 class TaskReward:
     """What task_reward gives: callable as TRL calls a reward function, picklable, the scorer started at the first call."""
 
     def __init__(self, task_name: str, format: str = "paper", verifier: Any = None, extract: Extract = None):
+        self.kind = get_task(task_name).scorer  # an unknown task is refused now, not at the first step
         self.task_name, self.fallback, self.verifier = task_name, get_format(format).fallback, verifier
         if isinstance(extract, str):
             self.fallback = reads_unmarked(extract)
         self.own_extract = extract if callable(extract) else None
         self.__name__ = re.sub(r"\W", "_", f"{task_name}_reward")
         self.scorer: Scorer | None = None
-        get_task(task_name)  # an unknown task is said now, not at the first step
 
     def __call__(self, completions: Sequence[Any], answer: Sequence[str], **columns: Any) -> list[float | None]:
         if self.own_extract is not None:
             answers = [self.extract(completion_text(c)) for c in completions]
             completions = ["" if a is None else f"<SOLUTION>{a}</SOLUTION>" for a in answers]
             columns.pop("truncated", None)  # the function has the whole text, cut or not
-        if get_task(self.task_name).scorer == "math" and self.verifier is None and not self.fallback:
-            from sage_rlvr.verify import verifiable_reward  # one verifier for the process, and its metrics
-
-            return verifiable_reward(completions, answer, **columns)
-        from sage_rlvr.verify.reward import judged_texts, questions_of
-
+        if self.kind == "math" and self.verifier is None and not self.fallback:
+            return verifiable_reward(completions, answer, **columns)  # one verifier for the process, and its metrics
         if self.scorer is None:
             self.scorer = make_scorer(self.task_name, self.verifier, self.fallback)
         texts = judged_texts([completion_text(c) for c in completions], columns.get("truncated"))
@@ -294,22 +279,21 @@ class TaskReward:
     @property
     def built_in(self) -> bool:
         """Whether the scorer is one of ours: then what it raises is our fault, and not a user's to fix."""
-        return get_task(self.task_name).scorer in BUILT_IN
+        return self.kind in BUILT_IN
 
     def extract(self, completion: str) -> str | None:
         """The answer a completion gives, as the scorer reads it: what a trainer counts when it counts distinct answers."""
         if self.own_extract is not None:
             return _own_answer(self.own_extract, completion)
-        return final_answer(completion, self.fallback, get_task(self.task_name).scorer == "knights-knaves")
+        return final_answer(completion, self.fallback, self.kind == "knights-knaves")
 
     def key(self, completion: str) -> str | None:
         """Which solution a right completion gives, however it is spelt: what ``coverage`` pays once. In mathematics and for
         knights and knaves every right answer is the gold; where a task has no normal form, it is the answer's text. None: not
         to be told, a solution of its own."""
-        kind = get_task(self.task_name).scorer
-        if kind in _ONE_ANSWER:
+        if self.kind in ("math", "knights-knaves"):
             return THE_GOLD
-        if kind in _CANONICAL:
+        if self.kind in ("countdown", "countdown-ltr"):
             return distinct_solution(self.task_name, completion, self.fallback)
         answer = self.extract(completion)
         return None if answer is None else " ".join(answer.split())
@@ -329,36 +313,16 @@ def reads_unmarked(extract: str) -> bool:
 
 def reader(extract: Extract) -> Callable[[str], str | None]:
     """A completion's text → its answer, None where it has none."""
-    from sage_rlvr.verify import extract_answer
-
     if callable(extract):
         return partial(_own_answer, extract)
     return partial(extract_answer, fallback=bool(extract and reads_unmarked(extract)))
 
 
 def _own_answer(extract: Callable[[str], str | None], completion: str) -> str | None:
-    found = extract(completion)
-    if found is not None and not isinstance(found, str):
+    answer = extract(completion)
+    if answer is not None and not isinstance(answer, str):
         name = getattr(extract, "__name__", "extract")
-        raise UserError(f"--extract {name} returned {found!r}: return the answer as text, or None where there is none.")
-    return found
-
-
-def solution_key(reward: Any, completion: str) -> str | None:
-    """A right completion's ``key`` as its reward function gives it; of one that gives none, the answer that can be read, as its
-    ``extract`` does or ours."""
-    from sage_rlvr.verify import extract_answer, verifiable_reward
-
-    if reward is verifiable_reward:
-        return THE_GOLD
-    read: Callable[[str], str | None] = getattr(reward, "key", getattr(reward, "extract", extract_answer))
-    return read(completion)
-
-
-def completion_text(completion: Any) -> str:
-    """A completion is a string, or a conversation whose last assistant turn counts."""
-    if isinstance(completion, str):
-        return completion
-    turns = [m.get("content") or "" for m in completion if m.get("role", "assistant") == "assistant"]
-    content = turns[-1] if turns else ""
-    return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
+        raise UserError(
+            f"--extract {name} returned {answer!r}: return the answer as text, or None where there is none."
+        )
+    return answer

@@ -46,5 +46,5 @@ def warning(task: str) -> str | None:
     if task not in paid():
         return None
     policy, share = paid()[task]
-    said = policy.replace("constant ", "always ") if policy.startswith("constant ") else f"the policy '{policy}'"
-    return f"{task} pays trivial answers: {said} solves {share:.0%} of it (more than {LIMIT:.0%})."
+    name = policy.replace("constant ", "always ") if policy.startswith("constant ") else f"the policy '{policy}'"
+    return f"{task} pays trivial answers: {name} solves {share:.0%} of it (more than {LIMIT:.0%})."

@@ -92,8 +92,8 @@ def _stated(text: str) -> str | None:
     last = deque(_STATED.finditer(text), maxlen=1)
     if last:
         line = text[last[0].end() :].lstrip().split("\n", 1)[0]
-        said = re.split(r"\.(?:\s|$)", line, maxsplit=1)[0].strip().strip("*").strip()
-        if said:
-            return said
+        answer = re.split(r"\.(?:\s|$)", line, maxsplit=1)[0].strip().strip("*").strip()
+        if answer:
+            return answer
     number = deque(_NUMBER.finditer(text), maxlen=1)
     return number[0].group() if number else None

@@ -15,17 +15,7 @@ from itertools import dropwhile, pairwise
 from types import SimpleNamespace
 from typing import Any
 
-from sage_rlvr.verify.notation import (
-    as_share,
-    equations,
-    has_percent,
-    is_name,
-    plain,
-    spellings,
-    tidy,
-    without_percent,
-    without_unit,
-)
+from sage_rlvr.verify import notation
 from sage_rlvr.verify.sentence import stated
 
 RELATIVE = 1e-4  # floats that agree to six decimals must also be this near: it decides for values below 0.01
@@ -68,30 +58,31 @@ class MathJudge:
 
     def parse_gold(self, gold: str) -> Any:
         """(its text, its value, its value as a share of one where it has a percent sign)"""
-        text = tidy(gold)
-        bare = plain(text)
-        bare = without_unit(bare) or bare
-        share = self._parse(as_share(bare)) if has_percent(bare) else []
-        parsed = self._parse(without_percent(bare))
+        text = notation.tidy(gold)
+        bare = notation.plain(text)
+        bare = notation.without_unit(bare) or bare
+        share = self._parse(notation.as_share(bare)) if notation.has_percent(bare) else []
+        parsed = self._parse(notation.without_percent(bare))
         return (text, parsed, share) if parsed else None
 
     def is_right(self, parsed: Any, answer: str) -> bool:
         gold, value, share = parsed
-        text = tidy(answer)
-        said = stated(text)
-        term = text if said is None else tidy(said)  # one reading, never two: a second would be a second guess
+        text = notation.tidy(answer)
+        statement = stated(text)
+        # one reading, never two: a second would be a second guess
+        term = text if statement is None else notation.tidy(statement)
         if alike(gold, text) or alike(gold, term):
             return True
-        bare = without_unit(plain(term))
+        bare = notation.without_unit(notation.plain(term))
         if bare is None or not ("=" in gold or self._sound(bare)):
             return False
-        if not has_percent(bare):
+        if not notation.has_percent(bare):
             return self._equal(value + share, self._parse(bare))
-        return self._equal(value, self._parse(without_percent(bare) if share else as_share(bare)))
+        return self._equal(value, self._parse(notation.without_percent(bare) if share else notation.as_share(bare)))
 
     def _sound(self, text: str) -> bool:
         """Every equation gives a name a value, or is true."""
-        chains = [list(dropwhile(is_name, sides[:-1])) + sides[-1:] for sides in equations(text)]
+        chains = [list(dropwhile(notation.is_name, sides[:-1])) + sides[-1:] for sides in notation.equations(text)]
         return all(self._equal(self._parse(a), self._parse(b)) for chain in chains for a, b in pairwise(chain))
 
     def _equal(self, gold: list[Any], answer: list[Any]) -> bool:
@@ -103,7 +94,7 @@ class MathJudge:
         from math_verify import parse
 
         how = {"extraction_config": self._whole, "extraction_mode": "first_match", "parsing_timeout": None}
-        return [x for spelling in spellings(text) for x in parse(rf"\boxed{{{spelling}}}", **how)]
+        return [x for spelling in notation.spellings(text) for x in parse(rf"\boxed{{{spelling}}}", **how)]
 
 
 @cache  # Math-Verify is changed once in a process, however many judges there are

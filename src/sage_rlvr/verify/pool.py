@@ -1,4 +1,4 @@
-"""The pool's side of the workers: one thread a worker hands it one pair at a time, and has it killed when its time is up."""
+"""The pool's side of the workers: one thread per worker hands it one pair at a time, and has it killed when its time is up."""
 
 import json
 import logging
@@ -13,11 +13,12 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import cache
 from multiprocessing.connection import Connection
 
 from sage_rlvr.verify.template import GOLD_READ, NO_GOLD, ORDER, RAISED, RETIRING, RIGHT, UP, WRONG
 
-_log = logging.getLogger(__name__)
+warn_once = cache(logging.getLogger(__name__).warning)
 TIMEOUT, DIED, GOLD_TIMEOUT, GOLD_DIED = (
     b"timeout",
     b"worker died",
@@ -28,10 +29,10 @@ STREAK = 8  # answers a worker judges against one gold before it lets others hav
 MESSAGE_S = 10  # what the bytes of one message may take to pass
 START_S = 120  # what a cold import of the judge, or a fork on a choking machine, may take before we call it an error
 _BOOT = "import sys; from sage_rlvr.verify.template import main; main(*map(int, sys.argv[1:5]), sys.argv[5])"
+CLOSED = "the verifier was closed while it had answers to judge"
 MESSAGE_BYTES = 64  # more than the longest a worker has to say
 # What the template of an untrusted judge gets of our environment: what an interpreter may need to start at all.
-_KEPT = ("PATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL")
-_said: set[str] = set()  # why a sandbox has no seccomp: once a process
+_NEEDED = ("PATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL")
 
 
 class Job:
@@ -56,10 +57,8 @@ class Template:
     def fork(self) -> tuple[int, Connection]:
         """A new worker's number and our end of its socket."""
         ours, theirs = socket.socketpair()
-        for option in (
-            socket.SO_SNDTIMEO,
-            socket.SO_RCVTIMEO,
-        ):  # nor can a worker stopped in the middle of a message hold us
+        # nor can a worker that stopped in the middle of a message hold us
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", MESSAGE_S, 0))
         with self._lock, theirs:
             self._count += 1
@@ -84,10 +83,12 @@ class Template:
 
     def _start(self) -> None:
         if self._closed:
-            raise RuntimeError("the verifier was closed while it had answers to judge")
+            raise RuntimeError(CLOSED)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         numbers = [str(n) for n in (theirs.fileno(), os.getpid(), self._memory_mb, int(self.untrusted))]
-        ours_to_give = {k: v for k, v in os.environ.items() if k in _KEPT} if self.untrusted else os.environ
+        environment = {k: v for k, v in os.environ.items() if k in _NEEDED or not self.untrusted}
+        # The same import path, and a fixed hash seed: a verdict does not depend on who started the template.
+        path = os.pathsep.join(p or os.getcwd() for p in sys.path)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _BOOT, *numbers, self._judge_path],
@@ -95,33 +96,23 @@ class Template:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
-                # The same import path, and a fixed hash seed: a verdict does not depend on who started the template.
-                env={
-                    **ours_to_give,
-                    "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path),
-                    "PYTHONHASHSEED": "0",
-                },
+                env={**environment, "PYTHONPATH": path, "PYTHONHASHSEED": "0"},
                 start_new_session=True,  # out of reach of the terminal's Ctrl-C; it ends when our socket does
             )
         self._control = ours
         assert self._process.stderr is not None
         with self._process.stderr as stderr:
             ours.settimeout(START_S)
-            said = ours.recv(1024)
-            if not said.startswith(UP):
+            message = ours.recv(1024)
+            if not message.startswith(UP):
                 why = stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
                 self._stop()
                 raise RuntimeError(f"the verifier's template process ended at start: {why or 'no message'}")
             ours.settimeout(None)
-        self._say(said.removeprefix(UP).decode())
-
-    def _say(self, lacking: str) -> None:
-        if lacking and lacking not in _said:
-            _said.add(lacking)
-            _log.warning(
-                "%s is judged without the kernel's sandbox (%s): the interpreter alone keeps answers from becoming code.",
-                self._judge_path,
-                lacking,
+        if lacking := message.removeprefix(UP).decode():
+            warn_once(
+                f"{self._judge_path} is judged without the kernel's sandbox ({lacking}): the interpreter alone keeps answers "
+                "from becoming code."
             )
 
     def _stop(self) -> None:
@@ -165,7 +156,7 @@ class Worker:
             except (
                 EOFError,
                 OSError,
-            ) as e:  # no process or memory to be had; or the template is dying, and fork() will see it
+            ) as e:  # out of processes or memory; or the template is dying, and fork() will see it
                 error = e
                 time.sleep(0.1)
         raise RuntimeError("the verifier could not start a worker: out of processes, memory or files?") from error
@@ -197,9 +188,7 @@ class Pool:
     A worker of an untrusted judge keeps to it as long as there are answers, and goes with the last: the next gold's is fresh.
     """
 
-    def __init__(
-        self, workers: int, timeout_s: float, judge_path: str, memory_mb: int, untrusted: bool = False
-    ) -> None:
+    def __init__(self, workers: int, timeout_s: float, judge_path: str, memory_mb: int, untrusted: bool) -> None:
         self.pid = os.getpid()
         self._size, self._timeout_s = workers, timeout_s
         self._template = Template(judge_path, memory_mb, untrusted)
@@ -212,7 +201,7 @@ class Pool:
     def submit(self, jobs: Iterable[Job]) -> None:
         with self._changed:
             if self._closed:
-                raise RuntimeError("the verifier was closed while it had answers to judge")
+                raise RuntimeError(CLOSED)
             for job in jobs:
                 self._pending.setdefault(job.gold, deque()).append(job)
             waiting = sum(map(len, self._pending.values()))
@@ -222,7 +211,7 @@ class Pool:
                 thread.start()
             self._changed.notify_all()
 
-    def _take(self, last: str | None) -> Job | None:
+    def _next(self, last: str | None) -> Job | None:
         """The next job, of gold ``last`` if there is one, else of the gold that has waited longest."""
         with self._changed:
             while not self._pending:
@@ -241,7 +230,7 @@ class Pool:
         last: str | None = None
         streak = 0
         untrusted = self._template.untrusted
-        while job := self._take(last if untrusted or streak < STREAK else None):
+        while job := self._next(last if untrusted or streak < STREAK else None):
             streak = streak + 1 if job.gold == last else 1
             if worker and untrusted and job.gold != last:
                 self._dismiss(worker)
@@ -257,7 +246,11 @@ class Pool:
                 continue
             job.future.set_result(outcome)
             if outcome in (GOLD_TIMEOUT, GOLD_DIED):  # would be the same for everyone who waits with this gold
-                self._answer_all(job.gold, outcome)
+                with self._changed:
+                    others = self._pending.pop(job.gold, ())
+                for other in others:
+                    if other.future.set_running_or_notify_cancel():
+                        other.future.set_result(outcome)
             if worker and untrusted and job.gold not in self._pending:
                 self._dismiss(worker)
                 worker = None
@@ -289,13 +282,6 @@ class Pool:
             self._conns.discard(worker.conn)
         worker.conn.close()
 
-    def _answer_all(self, gold: str, outcome: bytes) -> None:
-        with self._changed:
-            jobs = self._pending.pop(gold, ())
-        for job in jobs:
-            if job.future.set_running_or_notify_cancel():
-                job.future.set_result(outcome)
-
     def close(self) -> None:
         if self.pid != os.getpid():
             return
@@ -306,7 +292,7 @@ class Pool:
             self._changed.notify_all()
         for job in jobs:
             if job.future.set_running_or_notify_cancel():
-                job.future.set_exception(RuntimeError("the verifier was closed while it had answers to judge"))
+                job.future.set_exception(RuntimeError(CLOSED))
         self._template.close()  # its workers end with it, so no thread waits for long
         for thread in self._threads:
             if thread is not threading.current_thread():

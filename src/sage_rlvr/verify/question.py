@@ -56,8 +56,8 @@ def repeats(question: str, gold: str, answer: str) -> bool:
 def _value(text: str) -> str:
     """What of an answer is judged: the term of a sentence, the right side of an equation, without unit and percent sign."""
     text = tidy(text)
-    said = stated(text)
-    text = plain(text if said is None else tidy(said))
+    statement = stated(text)
+    text = plain(text if statement is None else tidy(statement))
     text = without_percent(without_unit(text) or text)
     chains = equations(text)
     return chains[0][-1] if len(chains) == 1 else text

@@ -25,7 +25,7 @@ def verifiable_reward(
     process, and starts when it is first needed. What was extracted and why it scored as it did go to TRL's completions table,
     and the shares that are about the verifier rather than the model to its metrics.
     """
-    texts = judged_texts([_text(completion) for completion in completions], truncated)
+    texts = judged_texts([completion_text(completion) for completion in completions], truncated)
     verdicts = _shared().judge(texts, answer, questions_of(prompts))
     if log_extra is not None:
         log_extra("extracted_answer", [verdict.answer or "" for verdict in verdicts])
@@ -44,23 +44,22 @@ def judged_texts(texts: Sequence[str], truncated: Sequence[bool] | None) -> list
 
 
 def questions_of(prompts: Sequence[Any] | None) -> list[str] | None:
-    """What each prompt asks: a string, or what the user said last."""
-    return None if prompts is None else [_text(prompt, "user") for prompt in prompts]
+    """What each prompt asks: a string, or the user's last message."""
+    return None if prompts is None else [completion_text(prompt, "user") for prompt in prompts]
+
+
+def completion_text(completion: Any, role: str = "assistant") -> str:
+    """The text of a completion (or prompt): a string, or the last message of that role; of a message in parts, its text parts."""
+    if isinstance(completion, str):
+        return completion
+    messages = [completion] if isinstance(completion, dict) else completion
+    contents = [message.get("content") or "" for message in messages if message.get("role", role) == role]
+    content = contents[-1] if contents else ""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text") or "" for part in content if part.get("type") == "text")
 
 
 @cache  # no lock that a fork could copy while it is held; of two made in a race, one is used once and collected
 def _shared() -> Verifier:
     return Verifier()
-
-
-def _text(completion: Any, role: str = "assistant") -> str:
-    """The text of a completion (a prompt): a string, a message, or the assistant's (the user's) last message."""
-    if isinstance(completion, str):
-        return completion
-    if isinstance(completion, dict):
-        content = completion.get("content") or ""
-        if isinstance(content, str):
-            return content
-        return "".join(part.get("text") or "" for part in content if part.get("type") == "text")
-    said = [message for message in completion if message.get("role", role) == role]
-    return _text(said[-1]) if said else ""

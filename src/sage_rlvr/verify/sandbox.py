@@ -31,9 +31,8 @@ class Sandbox:
 
     def __init__(self) -> None:
         self._closed = False
-        self.refused = (
-            0  # what was asked for since, imports aside: a judge that goes on after it has judged something else
-        )
+        # what was asked for since, imports aside: a judge that goes on after it has judged something else
+        self.refused = 0
         self._known: set[CodeType] = set()  # what ran before: the gold's own
         sys.addaudithook(self._ask)
 

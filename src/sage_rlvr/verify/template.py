@@ -16,6 +16,7 @@ import socket
 import struct
 import sys
 from collections import OrderedDict
+from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
@@ -54,7 +55,7 @@ def main(control_fd: int, pool_pid: int, memory_mb: int, untrusted: int, judge_p
         ready = {fd for fd, _ in poller.poll(1000)}
         if wake_r.fileno() in ready:
             wake_r.recv(4096)
-        _reap(pids)
+        pids = {number: pid for number, pid in pids.items() if not os.waitpid(pid, os.WNOHANG)[0]}
         if control.fileno() not in ready:
             continue
         message, fds, _, _ = socket.recv_fds(control, ORDER.size, 1)
@@ -62,7 +63,8 @@ def main(control_fd: int, pool_pid: int, memory_mb: int, untrusted: int, judge_p
             break
         (number,) = ORDER.unpack(message)
         if fds:
-            _fork(number, fds[0], pids, (control, wake_r, wake_w), judge, memory_mb, untrusted)
+            if pid := _fork(fds[0], (control, wake_r, wake_w), judge, memory_mb, untrusted):
+                pids[number] = pid
         elif number in pids:
             os.kill(pids[number], signal.SIGKILL)
     for pid in pids.values():
@@ -71,31 +73,15 @@ def main(control_fd: int, pool_pid: int, memory_mb: int, untrusted: int, judge_p
         os.waitpid(pid, 0)
 
 
-def _reap(pids: dict[int, int]) -> None:
-    for number, pid in list(pids.items()):
-        if os.waitpid(pid, os.WNOHANG)[0]:
-            del pids[number]
-
-
-def _fork(
-    number: int,
-    fd: int,
-    pids: dict[int, int],
-    ours: tuple[socket.socket, ...],
-    judge: Any,
-    memory_mb: int,
-    untrusted: int,
-) -> None:
-    template_pid = os.getpid()
-    try:
+def _fork(fd: int, ours: tuple[socket.socket, ...], judge: Any, memory_mb: int, untrusted: int) -> int | None:
+    """The new worker's pid; None where there is no process or memory to be had: the pool sees its end of the socket close, and
+    tries again."""
+    template_pid, pid = os.getpid(), None
+    with suppress(OSError):
         pid = os.fork()
-    except OSError:  # no process or memory to be had: the pool sees its end of the socket close, and tries again
+    if pid != 0:
         os.close(fd)
-        return
-    if pid:
-        os.close(fd)
-        pids[number] = pid
-        return
+        return pid
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

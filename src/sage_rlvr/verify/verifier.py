@@ -1,6 +1,5 @@
 """``Verifier``: completions and golds in, verdicts out, in order, whatever the completions hold."""
 
-import asyncio
 import importlib.util
 import os
 import sys
@@ -8,7 +7,6 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
 from typing import Any
@@ -47,11 +45,7 @@ _OUTCOMES: dict[bytes, tuple[float | None, str]] = {
     GOLD_TIMEOUT: (None, "gold timeout"),
     GOLD_DIED: (None, "gold killed the worker"),
 }
-_LASTING = {
-    RIGHT,
-    WRONG,
-    NO_GOLD,
-}  # would be the same next time; a timeout or a death might have been the machine's fault
+_LASTING = {RIGHT, WRONG, NO_GOLD}  # the same next time; a timeout or a death might have been the machine's fault
 
 
 class Verifier:
@@ -62,12 +56,12 @@ class Verifier:
     never 0. A pair is judged once a call, and remembered across calls. An answer that hangs, or kills its worker,
     scores 0.0 and costs a fork (milliseconds), never the batch.
 
-    Nothing starts before the first answer has to be judged. Usable from many threads at once, from asyncio
-    (``ascore``, ``ajudge``), from daemonic processes, after a fork (the child gets a pool of its own) and pickled (the settings
+    Nothing starts before the first answer has to be judged. Usable from many threads at once (from asyncio by
+    ``asyncio.to_thread``), from daemonic processes, after a fork (the child gets a pool of its own) and pickled (the settings
     travel, the processes do not). The processes end with ``close()``, when the verifier is collected, at exit, and when
     this process is killed; a verifier that was closed starts again when it is next used.
 
-    workers: processes; default one a CPU this process may use, 16 at most.
+    workers: processes; default one per CPU this process may use, 16 at most.
     timeout_s: wall-clock seconds an answer may take, and a gold may take to be parsed; then SIGKILL.
     memory_mb: address space a worker may take, itself included (about 70 MB).
     max_chars: a longer completion is not looked at. max_answer_chars: nor is a longer answer or gold.
@@ -114,26 +108,6 @@ class Verifier:
 
     def judge(self, completions: Sequence[str], answers: Sequence[Any], questions: Questions = None) -> list[Verdict]:
         """Like ``score``, with the extracted answer and the reason."""
-        batch = self._submit(completions, answers, questions)
-        try:
-            return batch.verdicts({pair: future.result() for pair, future in batch.futures.items()})
-        finally:  # Ctrl-C: what no worker has begun is not begun any more
-            for future in batch.futures.values():
-                future.cancel()
-
-    async def ascore(
-        self, completions: Sequence[str], answers: Sequence[Any], questions: Questions = None
-    ) -> list[float | None]:
-        return [verdict.score for verdict in await self.ajudge(completions, answers, questions)]
-
-    async def ajudge(
-        self, completions: Sequence[str], answers: Sequence[Any], questions: Questions = None
-    ) -> list[Verdict]:
-        batch = self._submit(completions, answers, questions)
-        outcomes = await asyncio.gather(*map(asyncio.wrap_future, batch.futures.values()))
-        return batch.verdicts(dict(zip(batch.futures, outcomes)))
-
-    def _submit(self, completions: Sequence[str], answers: Sequence[Any], questions: Questions) -> "_Batch":
         if isinstance(completions, str) or isinstance(answers, str) or len(completions) != len(answers):
             raise UserError(
                 f"Verifier: {len(completions)} completions and {len(answers)} answers; give two lists, one gold per completion."
@@ -143,19 +117,32 @@ class Verifier:
                 f"Verifier: {len(completions)} completions and {len(questions)} questions; give one per completion."
             )
         asked = questions if questions is not None and self.judge_path == MATH else [None] * len(completions)
-        batch = _Batch(self, [self._read(*item) for item in zip(completions, answers, asked)])
-        jobs = []
+        items = [self._read(*item) for item in zip(completions, answers, asked)]
+        outcomes = self._outcomes([item.pair for item in items if isinstance(item, _Item)])
+        return [item if isinstance(item, Verdict) else item.verdict(outcomes[item.pair]) for item in items]
+
+    def _outcomes(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], bytes]:
+        """(gold, answer) → outcome, from the memory or the workers."""
+        known, jobs = dict[tuple[str, str], bytes](), list[Job]()
         with self._lock:
-            for pair in dict.fromkeys(item.pair for item in batch.items if isinstance(item, _Item)):
+            for pair in dict.fromkeys(pairs):
                 if pair in self._cache:
                     self._cache.move_to_end(pair)
-                    batch.known[pair] = self._cache[pair]
+                    known[pair] = self._cache[pair]
                 else:
                     jobs.append(Job(*pair))
-                    batch.futures[pair] = jobs[-1].future
             if jobs:
                 self._running_pool().submit(jobs)
-        return batch
+        try:
+            outcomes = {(job.gold, job.answer): job.future.result() for job in jobs}
+        finally:  # Ctrl-C: what no worker has begun is not begun any more
+            for job in jobs:
+                job.future.cancel()
+        with self._lock:
+            self._cache.update((pair, outcome) for pair, outcome in outcomes.items() if outcome in _LASTING)
+            while len(self._cache) > self.cache_size:
+                self._cache.popitem(last=False)
+        return known | outcomes
 
     def _read(self, completion: str, gold: Any, question: str | None) -> "Verdict | _Item":
         """What is to be judged, or the verdict where there is none. The gold comes first: without one, nothing is wrong."""
@@ -176,12 +163,6 @@ class Verifier:
         if equal is not None:
             return Verdict(float(equal), answer, "right" if equal else "wrong")
         return _Item((gold, read_for(question, gold, answer) if question else answer), answer, question)
-
-    def _remember(self, outcomes: dict[tuple[str, str], bytes]) -> None:
-        with self._lock:
-            self._cache.update((pair, outcome) for pair, outcome in outcomes.items() if outcome in _LASTING)
-            while len(self._cache) > self.cache_size:
-                self._cache.popitem(last=False)
 
     def _running_pool(self) -> Pool:
         if self._pool is None:
@@ -219,29 +200,17 @@ class Verifier:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
+    """A completion that has to be judged."""
+
     pair: tuple[str, str]  # what the judge sees: the gold, the answer as its question lets it be read
     answer: str
     question: str | None
 
-
-class _Batch:
-    """One call: an item is to be judged, or a verdict that needed no judging."""
-
-    def __init__(self, verifier: Verifier, items: list[Verdict | _Item]) -> None:
-        self._verifier, self.items = verifier, items
-        self.known: dict[tuple[str, str], bytes] = {}
-        self.futures: dict[tuple[str, str], Future[bytes]] = {}
-
-    def verdicts(self, outcomes: dict[tuple[str, str], bytes]) -> list[Verdict]:
-        self._verifier._remember(outcomes)
-        self.known.update(outcomes)
-        return [item if isinstance(item, Verdict) else self._verdict(item) for item in self.items]
-
-    def _verdict(self, item: _Item) -> Verdict:
-        score, reason = _OUTCOMES[self.known[item.pair]]
-        if score == 1 and item.question and repeats(item.question, item.pair[0], item.answer):
+    def verdict(self, outcome: bytes) -> Verdict:
+        score, reason = _OUTCOMES[outcome]
+        if score == 1 and self.question and repeats(self.question, self.pair[0], self.answer):
             score, reason = 0.0, "repeats the question"
-        return Verdict(score, item.answer, reason)
+        return Verdict(score, self.answer, reason)
 
 
 def _check(workers: int, timeout_s: float, memory_mb: int, judge_path: str) -> None:
