@@ -75,9 +75,9 @@ def _total(x: Tensor, on: Tensor) -> Tensor:
 
 @torch.no_grad()
 def bonus(task: Tensor, scaled: Tensor, mask: Tensor, accelerator: Accelerator) -> dict[str, float]:
-    """k1-reward: how large the bonus is against the task's advantage, and whether it pays for length (correlation over rows)."""
-    size = scaled if scaled.dim() == 1 else scaled[:, 0]  # reward-to-go of the first token is the whole sequence's
-    rows = torch.stack([task.abs(), size.abs(), size, mask.sum(1).to(size.dtype)], dim=1)
+    """k1-reward: how large the bonus of a row is against the task's advantage, both (B,), and whether it pays for length
+    (correlation over rows). ``mask`` (B, T)."""
+    rows = torch.stack([task.abs(), scaled.abs(), scaled, mask.sum(1).to(scaled.dtype)], dim=1)
     task_abs, bonus_abs, signed, length = accelerator.gather(rows).double().unbind(1)
     spread = signed.std() * length.std() if len(length) > 1 else torch.tensor(0.0)
     covariance = ((signed - signed.mean()) * (length - length.mean())).sum() / max(len(length) - 1, 1)
