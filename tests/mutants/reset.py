@@ -52,13 +52,13 @@ MUTANTS = [
         ),
         (
             "a resumed run has its own start for a reference",
-            "            local.copy_(found[name])",
-            "            pass",
+            "                local.copy_(stored[name])",
+            "                pass",
             f"{GOING_ON}[full]",
         ),
         (
             "a resumed adapter takes the policy for its reference",
-            "torch.empty_like(local).copy_(found[name]) for",
+            "torch.empty_like(local).copy_(stored[name]) for",
             "local.clone() for",
             f"{GOING_ON}[lora]",
         ),
@@ -105,8 +105,8 @@ MUTANTS = [
         RESET,
         (
             "a reset is called exact",
-            "return found + reset.departures(self)",
-            "return found",
+            "if present] + reset.departures(self)",
+            "if present]",
             "test_a_reset_ends_the_exact_case",
         ),
     ),

@@ -110,7 +110,9 @@ def test_a_step_of_more_tokens_than_torch_takes_quantiles_of():
     n = 2**24 + 1
     entropies = torch.arange(n, dtype=torch.float32)[None].flip(1)
     nothing = torch.zeros(1, 1).expand(1, n)
-    found = measure.step(nothing, entropies, None, None, None, torch.ones(1, 1).expand(1, n), Accelerator(cpu=True))
+    found = measure.step(
+        measure.PerToken(nothing, entropies, None, None, None, torch.ones(1, 1).expand(1, n)), Accelerator(cpu=True)
+    )
     assert found["entropy_q80"] == pytest.approx(0.8 * 2**24, rel=1e-7)
     assert found["entropy_q95"] == pytest.approx(0.95 * 2**24, rel=1e-7)
 

@@ -31,9 +31,14 @@ def check(trainer: Any) -> None:
     if trainer.aux_loss_enabled:
         raise UserError("tokens_per_microbatch with a router's load-balancing loss, which is no sum over micro-batches: set "
                         "router_aux_loss_coef=0, or leave tokens_per_microbatch unset.")  # fmt: skip
+    refuse_deepspeed(trainer, "tokens_per_microbatch")
+
+
+def refuse_deepspeed(trainer: Any, name: str) -> None:
     if trainer.accelerator.distributed_type == DistributedType.DEEPSPEED:
-        raise UserError("tokens_per_microbatch does not work with DeepSpeed, whose engine counts backward passes: use DDP or "
-                        "FSDP, or leave it unset.")  # fmt: skip
+        raise UserError(
+            f"{name} does not work with DeepSpeed, whose engine counts backward passes: use DDP or FSDP, or leave it unset."
+        )
 
 
 def backward_by_parts(trainer: Any, model: Any, inputs: dict[str, Any]) -> Tensor:
@@ -107,14 +112,9 @@ def quiet(trainer: Any, model: Any) -> Iterator[None]:
         yield
 
 
-# log-probs, entropies, reference, log q, penalty and, last, the mask: what measure.step reads, (B, T) or None
-Measured = tuple[Tensor | None, ...]
-
-
-def counted_only(measured: Measured) -> Measured:
-    """The counted tokens of (B, T) tensors as (1, N), detached."""
-    mask = measured[-1].bool()  # type: ignore[union-attr]
-    return tuple(None if x is None else x.detach()[mask][None] for x in measured)
+def counted_only(seen: measure.PerToken) -> measure.PerToken:
+    """The N counted tokens of (B, T) tensors as (1, N), detached."""
+    return measure.PerToken(*(None if x is None else x.detach()[seen.mask.bool()][None] for x in seen))  # type: ignore[arg-type]
 
 
 class Tally:
@@ -127,7 +127,7 @@ class Tally:
         # one clip decision per sequence, so that TRL's mean is over rows
         self.clips_rows = trainer.importance_sampling_level == "sequence" and inputs["advantages"].dim() == 1
         self.parts: list[tuple[int, int, float, dict[str, float]]] = []  # rows, tokens, weight, metrics of each
-        self.measured: list[Measured] = []  # per-token tensors of each part, for our own metrics
+        self.measured: list[measure.PerToken] = []  # per-token tensors of each part, for our own metrics
 
     def loss(self, model: Any, part: dict[str, Any], which: list[int]) -> Tensor:
         rows, tokens = len(which), sum(self.row_tokens[i] for i in which)
@@ -161,7 +161,7 @@ class Tally:
         """Over the rows that ran. Means weighted as TRL weights them, by tokens or by rows; over all ranks."""
         columns: list[Any] = [None if column[0] is None else torch.cat(column, dim=1) for column in zip(*self.measured)]
         values = {name: self._merged(name) for name in self.parts[0][3]}
-        values |= measure.step(*columns, accelerator=self.trainer.accelerator)
+        values |= measure.step(measure.PerToken(*columns), self.trainer.accelerator)
         ran, real = sum(map(len, parts)), sum(map(sizes.real, parts))
         ours = [len(parts), 1 - real / sizes.padded(parts), 1 - ran / self.rows]
         names = ("sage/microbatches", "sage/padding", "sage/rows_skipped")

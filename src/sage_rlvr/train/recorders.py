@@ -42,7 +42,7 @@ class LossRecorder:
         self.mask = counted(inputs)  # (B, T), as are all below
         self.ref: Any = inputs.get("ref_per_token_logps")
         self.logps: Any = None
-        self.entropies: Tensor | None = None
+        self.entropies: Any = None
         self.log_q: Tensor | None = None
 
     def wants_entropy(self, model: Any) -> bool:

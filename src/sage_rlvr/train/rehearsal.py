@@ -7,7 +7,7 @@ of them; the loss is the mean over all their tokens, whatever rank and part they
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedType, is_peft_model
+from accelerate.utils import is_peft_model
 from torch import Tensor
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
@@ -34,10 +34,7 @@ class Rehearsal:
 
     def _refuse(self) -> None:
         trainer = self.trainer
-        if trainer.accelerator.distributed_type == DistributedType.DEEPSPEED:
-            raise UserError(
-                "keep_from does not work with DeepSpeed, whose engine counts backward passes: use DDP or FSDP."
-            )
+        microbatches.refuse_deepspeed(trainer, "keep_from")
         if trainer.args.keep_divergence != "js":
             return
         model = trainer.accelerator.unwrap_model(trainer.model)

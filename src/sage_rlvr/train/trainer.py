@@ -89,7 +89,7 @@ class SAGETrainer(GeneratingTrainer):
         self._stream: rollouts.PromptStream | None = None
         self._head: Head | None = None
         self._stopwatch = measure.Stopwatch()
-        self.measured: list[microbatches.Measured] | None = None  # of a slice in micro-batches, until its end
+        self.measured: list[measure.PerToken] | None = None  # of a slice in micro-batches, until its end
         self._told: set[str] = set()
         self._guard = RewardGuard(self, args.reward_timeout_s)
         own_port(args)
@@ -367,11 +367,11 @@ class SAGETrainer(GeneratingTrainer):
             loss = loss + self._aggregate(pull, seen.mask, inputs)
         if not bool(torch.isfinite(loss.detach())):
             raise diverged(f"loss became {loss.item()}", "", self)
-        measured = (seen.logps, seen.entropies, seen.ref, seen.log_q, penalty, seen.mask)
+        measured = measure.PerToken(seen.logps, seen.entropies, seen.ref, seen.log_q, penalty, seen.mask)
         if self.measured is not None:
             self.measured.append(microbatches.counted_only(measured))
         else:
-            self.log_values(measure.step(*measured, self.accelerator))
+            self.log_values(measure.step(measured, self.accelerator))
         return loss
 
     @contextmanager

@@ -49,29 +49,22 @@ def check(config: Any) -> None:
 def _check_range(name: str, value: float) -> None:
     if not math.isfinite(value):
         raise UserError(f"{name} must be a finite number, and is {value}.")
-    wrong = None
     if name in AT_LEAST and value < AT_LEAST[name]:
-        wrong = f"{AT_LEAST[name]} or more"
-    elif name in ABOVE and value <= ABOVE[name]:
-        wrong = f"above {ABOVE[name]}"
-    elif name in AT_MOST and value > AT_MOST[name]:
-        wrong = f"at most {AT_MOST[name]}"
-    if wrong:
-        raise UserError(f"{name} must be {wrong}, and is {value}.")
+        raise UserError(f"{name} must be {AT_LEAST[name]} or more, and is {value}.")
+    if name in ABOVE and value <= ABOVE[name]:
+        raise UserError(f"{name} must be above {ABOVE[name]}, and is {value}.")
+    if name in AT_MOST and value > AT_MOST[name]:
+        raise UserError(f"{name} must be at most {AT_MOST[name]}, and is {value}.")
 
 
 @cache
 def _plain_fields(cls: type) -> dict[str, tuple[Any, ...]]:
     """field → its types, for fields all of whose types are plain."""
     hints = typing.get_type_hints(cls)
-    found = {}
-    for field in fields(cls):
-        hint = hints[field.name]
-        union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-        parts = typing.get_args(hint) if union else (hint,)
-        if all(kind in KINDS or kind is types.NoneType for kind in parts):
-            found[field.name] = parts
-    return found
+    union = (typing.Union, types.UnionType)
+    kinds = {f.name: hints[f.name] for f in fields(cls)}
+    parts = {name: typing.get_args(h) if typing.get_origin(h) in union else (h,) for name, h in kinds.items()}
+    return {name: each for name, each in parts.items() if set(each) <= {*KINDS, types.NoneType}}
 
 
 def mapping(name: str, value: Any) -> Any:
@@ -79,23 +72,23 @@ def mapping(name: str, value: Any) -> Any:
     if not (isinstance(value, str) and value.lstrip().startswith("{")):
         return value
     try:
-        found = parse_yaml(value)
+        parsed = parse_yaml(value)
     except yaml.YAMLError:
-        found = None
-    if not isinstance(found, dict):
+        parsed = None
+    if not isinstance(parsed, dict):
         raise UserError(f"{name}={value!r} cannot be read: write it in quotes, like '{{name: value, other: value}}'.")
-    return found
+    return parsed
 
 
 # ---- what argparse refuses -----------------------------------------------------------------------------------------
 
 
-def sentence(said: str) -> str:
+def sentence(message: str) -> str:
     """argparse's message in our words."""
-    found = re.match(r"argument --(\w+)[^:]*: (.*)", said, re.S)
-    if not found:
-        return said
-    name, why = found.groups()
+    argument = re.match(r"argument --(\w+)[^:]*: (.*)", message, re.S)
+    if not argument:
+        return message
+    name, why = argument.groups()
     if wrong := re.match(r"invalid (float|int) value: (.*)", why):
         return f"{name}={wrong[2]} is not {KINDS[{'float': float, 'int': int}[wrong[1]]][0]}."
     if wrong := re.match(r"invalid choice: (\S+) \(choose from (.*)\)", why, re.S):
