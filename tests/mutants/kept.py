@@ -27,7 +27,7 @@ DIVERGENCE = within(
     ),
 )
 FOLDER = within(
-    "train/kept.py",
+    "train/keep_from.py",
     KEPT,
     (
         "wrong answers are kept",

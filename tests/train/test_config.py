@@ -47,7 +47,7 @@ class Moody(Advantage):
         ({"guide_args": [1]}, "guide_args=\\[1\\] must be a dict"),
         ({"anchor_credit": "to_go"}, "anchor_credit='to_go' is for anchor_estimator='k1-reward'"),
         ({"guide": "none", "guide_args": {"ratio": 1}}, "guide_args is set but guide='none'"),
-        ({"dynamic_sampling": -1}, "dynamic_sampling=-1"),
+        ({"dynamic_sampling": -1}, "dynamic_sampling must be 0 or more, and is -1"),
         ({"coverage": 0.5}, "coverage is no .* any more: write advantage='coverage', advantage_args={'share': 0.5}."),
         ({"rarity": 1.0}, "rarity is no .* any more: write advantage='rarity', advantage_args={'share': 1.0}."),
         ({"rarity": 0.0}, "rarity is no setting of its own any more: leave it out."),
@@ -83,7 +83,7 @@ class Moody(Advantage):
         ({"stop_strings": ["x"], "generation_kwargs": {"stop_strings": "y"}}, "stop_strings is set twice"),
         ({"advantage": "median"}, "advantage='median' is unknown"),
         ({"vllm_kv_cache_gib": 2.0}, "vllm_kv_cache_gib is for use_vllm=True with vllm_mode='colocate'"),
-        ({"vllm_kv_cache_gib": 0.0, "use_vllm": True}, "vllm_kv_cache_gib=0.0 must be above 0"),
+        ({"vllm_kv_cache_gib": 0.0, "use_vllm": True}, "vllm_kv_cache_gib must be above 0, and is 0.0"),
         (
             {"use_vllm": True, "min_p": 0.01, "top_p": 0.9},
             "min_p=0.01, top_p=0.9 with vllm_importance_sampling_mode='sequence_mask'",

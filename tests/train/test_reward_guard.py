@@ -237,7 +237,7 @@ def test_all_ranks_stop_together(tmp_path):
 
 @pytest.mark.parametrize("limit", [0, -1, float("nan"), float("inf")])
 def test_a_limit_that_is_none(limit):
-    with pytest.raises(UserError, match=r"reward_timeout_s(=.* above 0, or null| must be a finite number)"):
+    with pytest.raises(UserError, match=r"reward_timeout_s must be (above 0|a finite number)"):
         SAGEConfig("x", use_cpu=True, bf16=False, reward_timeout_s=limit)
 
 

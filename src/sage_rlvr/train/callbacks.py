@@ -171,7 +171,6 @@ class HeldOutPassAtK(TrainerCallback):
     ):
         self.trainer, self.rows, self.reward_func = trainer, rows, reward_func
         self.every, self.n, self.seed, self.label = every, n, seed, f"{label}/" if label else ""
-        self.history: list[dict[str, float]] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0:
@@ -218,7 +217,6 @@ class HeldOutPassAtK(TrainerCallback):
             return
         sizes = sorted({1, self.n})
         out = {f"{HELD_OUT}{self.label}pass@{k}": float(pass_at_k(self.n, right, k).mean()) for k in sizes}
-        self.history.append({"step": step, **out})
         due = self.trainer.control.should_log
         self.trainer.log(dict(out))
         self.trainer.control.should_log = due  # logging would otherwise count as this step's own log

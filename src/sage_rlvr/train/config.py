@@ -1,10 +1,10 @@
 """SAGEConfig: TRL's GRPOConfig plus the anchor. What cannot work together is refused here, in one sentence."""
-# ruff: noqa: RUF009 (setting makes a field)
+# ruff: noqa: RUF009 (HfArg makes a field)
 
-from dataclasses import dataclass, field, fields
-from threading import TIMEOUT_MAX
+from dataclasses import dataclass
 from typing import Any
 
+from transformers.hf_argparser import HfArg
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
@@ -13,7 +13,7 @@ from sage_rlvr.anchor import ESTIMATORS, Guide, make_guide
 from sage_rlvr.anchor.penalty import CREDITS
 from sage_rlvr.errors import UserError
 from sage_rlvr.names import near
-from sage_rlvr.train import gone, kept, reset, token_credit, values
+from sage_rlvr.train import gone, keep_from, reset, token_credit, values
 
 # what a loss type divides by: rows of the batch it sees, counted tokens of it, or the rollout batch's tokens
 WEIGHTS = {
@@ -22,11 +22,6 @@ WEIGHTS = {
 }  # fmt: skip
 PROVIDED = frozenset({"entropies", "ref_entropies", "rewards", "group", "beta", "hidden"})  # signals a run can compute
 CREDITED = frozenset({"logps", "ref_logps", "lengths", "answers"})  # and what it can show an advantage
-
-
-def setting(value: Any, text: str, **more: Any) -> Any:
-    """A field of the config with what --help says of it."""
-    return field(default=value, metadata={"help": text, **more})
 
 
 @dataclass
@@ -40,54 +35,59 @@ class SAGEConfig(GRPOConfig):
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "guide_args", "advantage_args"]
 
     # fmt: off
-    guide: str = setting("branch", "Shape of the anchor: 'branch', 'tempered', 'branch-quantile', 'tempered-quantile', 'token', "
-        "'random', 'verified', 'group', 'value', 'none', a registered name, or 'package.module:Class'.")
-    guide_args: dict | str | None = setting(None, "Arguments of the guide, as a dict (JSON on the command line).")
-    anchor_estimator: str = setting("k3", "How the pull toward q·π_ref is estimated: 'k3' (as published), 'k1-reward' (as "
-        "derived, exact), 'k2', 'k3+', 'forward' or 'forward-value'. docs/estimators.md says which gradient each follows.")
-    anchor_credit: str = setting("sequence", "For k1-reward: 'sequence' (exact for every guide) or 'to_go' (less noise, exact "
-        "for guides whose q_t depends on the past alone).")
-    guide_hold: bool = setting(True, "Compute log q once per rollout batch, at the policy that sampled, and hold it for all its "
-        "updates. False: anew at every update.")
-    guide_center: str = setting("none", "'batch' subtracts the mean of log q over counted tokens, so that the bonus does not pay "
-        "for length; 'none' is as published.")
-    anchor_reset: int = setting(0, "ProRL: optimizer steps after which the reference becomes the policy, with an adapter too. 0: "
-        "never.")
-    dynamic_sampling: int = setting(0, "DAPO: how many extra rounds may draw new prompts in place of groups that teach nothing: "
-        "rewards all equal, or, with another advantage than 'group', advantages all 0.")
-    advantage: list[str] | str = setting("group", "How rewards become advantages: 'group' ((r − mean)/std, as scale_rewards "
-        "says); 'focal', 'maxrl', 'passk', 'pkpo'; 'rarity', 'coverage', 'unlikely', 'smooth', 'alike'; 'signed', 'risk'; "
-        "'beta'; per token 'clip_cov', 'kl_cov', 'entropy'; 'package.module:Class'; or several of different kinds, such as "
-        "rarity focal.", default="group")  # transformers' parser takes no default from the field where a list is allowed
-    advantage_args: dict | str | None = setting(None, "Arguments of the advantage, as a dict (JSON on the command line); of "
-        "several, a dict for each by its name.")
-    keep_from: str | None = setting(None, "Folder of an evaluation of the start model on training problems: a divergence from "
-        "π_ref on its right answers is added to the loss, so that training keeps them (DPH-RL).")
-    keep_coef: float = setting(0.05, "Its weight: the published .01 to .05 for forward, .05 to .2 for js. 0: only measured.")
-    keep_divergence: str = setting("forward", "'forward' (KL, needs no reference) or 'js' (Jensen–Shannon).")
-    keep_batch: int | None = setting(None, "Kept answers per optimizer step; unset: as many as it has prompts.")
-    keep_per_problem: int = setting(4, "Most kept answers of one problem.")
-    reward_timeout_s: float | None = setting(1800.0, "Seconds one call of a reward function may take, a whole rollout batch of "
-        "this process; then the run stops with a checkpoint. null: no limit.")
-    fused_head: bool | None = setting(None, "Log-probs and entropies by sage_rlvr.head: two matrix passes instead of three where "
-        "the output layer is frozen. Unset: on a GPU. False, and models it does not cover, keep TRL's fused head, bit for bit.")
-    tokens_per_microbatch: int | None = setting(None, "Padded tokens (rows × longest row) that one forward and backward pass may "
-        "hold. A slice of per_device_train_batch_size rollouts is sorted by length and cut to it; loss and gradient stay the "
-        "slice's. Unset: TRL's way, the whole slice at once, bit for bit.")
-    skip_zero_advantage: bool = setting(True, "With tokens_per_microbatch: rows that add nothing to the gradient are not run. "
-        "Those without a counted token; and those with advantage 0 where the penalty is not in the loss (beta=0, or k1-reward) "
-        "and there is no entropy bonus. Normalisers count them; entropy, kl and clip ratios are then over the rows that ran.")
-    vllm_kv_cache_gib: float | None = setting(None, "Colocated vLLM: GiB of KV cache, in place of what its profiling finds free, "
-        "which fails where other runs start on the same GPU at the same time. Set vllm_gpu_memory_utilization low with it: that "
-        "much must be free.")
-    stop_strings: list[str] | None = setting(None, "A completion that reaches one of these is finished, on every backend. The "
-        "prompt format sets them.")
-    bf16: bool | None = setting(None, "bf16 mixed precision; unset: on where the GPU has it.")
+    guide: str = HfArg(default="branch", help="Shape of the anchor: 'branch', 'tempered', 'branch-quantile', "
+        "'tempered-quantile', 'token', 'random', 'verified', 'group', 'value', 'none', a registered name, or "
+        "'package.module:Class'.")
+    guide_args: dict | str | None = HfArg(default=None, help="Arguments of the guide, as a dict (JSON on the command line).")
+    anchor_estimator: str = HfArg(default="k3", help="How the pull toward q·π_ref is estimated: 'k3' (as published), "
+        "'k1-reward' (as derived, exact), 'k2', 'k3+', 'forward' or 'forward-value'. docs/estimators.md says which gradient "
+        "each follows.")
+    anchor_credit: str = HfArg(default="sequence", help="For k1-reward: 'sequence' (exact for every guide) or 'to_go' (less "
+        "noise, exact for guides whose q_t depends on the past alone).")
+    guide_hold: bool = HfArg(default=True, help="Compute log q once per rollout batch, at the policy that sampled, and hold it "
+        "for all its updates. False: anew at every update.")
+    guide_center: str = HfArg(default="none", help="'batch' subtracts the mean of log q over counted tokens, so that the bonus "
+        "does not pay for length; 'none' is as published.")
+    anchor_reset: int = HfArg(default=0, help="ProRL: optimizer steps after which the reference becomes the policy, with an "
+        "adapter too. 0: never.")
+    dynamic_sampling: int = HfArg(default=0, help="DAPO: how many extra rounds may draw new prompts in place of groups that "
+        "teach nothing: rewards all equal, or, with another advantage than 'group', advantages all 0.")
+    advantage: list[str] | str = HfArg(default="group", metadata={"default": "group"}, help="How rewards become advantages: "
+        "'group' ((r − mean)/std, as scale_rewards says); 'focal', 'maxrl', 'passk', 'pkpo'; 'rarity', 'coverage', 'unlikely', "
+        "'smooth', 'alike'; 'signed', 'risk'; 'beta'; per token 'clip_cov', 'kl_cov', 'entropy'; 'package.module:Class'; or "
+        "several of different kinds, such as rarity focal.")
+    advantage_args: dict | str | None = HfArg(default=None, help="Arguments of the advantage, as a dict (JSON on the command "
+        "line); of several, a dict for each by its name.")
+    keep_from: str | None = HfArg(default=None, help="Folder of an evaluation of the start model on training problems: a "
+        "divergence from π_ref on its right answers is added to the loss, so that training keeps them (DPH-RL).")
+    keep_coef: float = HfArg(default=0.05, help="Its weight: the published .01 to .05 for forward, .05 to .2 for js. 0: only "
+        "measured.")
+    keep_divergence: str = HfArg(default="forward", help="'forward' (KL, needs no reference) or 'js' (Jensen–Shannon).")
+    keep_batch: int | None = HfArg(default=None, help="Kept answers per optimizer step; unset: as many as it has prompts.")
+    keep_per_problem: int = HfArg(default=4, help="Most kept answers of one problem.")
+    reward_timeout_s: float | None = HfArg(default=1800.0, help="Seconds one call of a reward function may take, a whole "
+        "rollout batch of this process; then the run stops with a checkpoint. null: no limit.")
+    fused_head: bool | None = HfArg(default=None, help="Log-probs and entropies by sage_rlvr.head: two matrix passes instead of "
+        "three where the output layer is frozen. Unset: on a GPU. False, and models it does not cover, keep TRL's fused head, "
+        "bit for bit.")
+    tokens_per_microbatch: int | None = HfArg(default=None, help="Padded tokens (rows × longest row) that one forward and "
+        "backward pass may hold. A slice of per_device_train_batch_size rollouts is sorted by length and cut to it; loss and "
+        "gradient stay the slice's. Unset: TRL's way, the whole slice at once, bit for bit.")
+    skip_zero_advantage: bool = HfArg(default=True, help="With tokens_per_microbatch: rows that add nothing to the gradient are "
+        "not run. Those without a counted token; and those with advantage 0 where the penalty is not in the loss (beta=0, or "
+        "k1-reward) and there is no entropy bonus. Normalisers count them; entropy, kl and clip ratios are then over the rows "
+        "that ran.")
+    vllm_kv_cache_gib: float | None = HfArg(default=None, help="Colocated vLLM: GiB of KV cache, in place of what its profiling "
+        "finds free, which fails where other runs start on the same GPU at the same time. Set vllm_gpu_memory_utilization low "
+        "with it: that much must be free.")
+    stop_strings: list[str] | None = HfArg(default=None, help="A completion that reaches one of these is finished, on every "
+        "backend. The prompt format sets them.")
+    bf16: bool | None = HfArg(default=None, help="bf16 mixed precision; unset: on where the GPU has it.")
     # TRL's defaults that change
-    beta: float = setting(0.05, "Coefficient of the pull toward the anchor q·π_ref.")
-    loss_type: str = setting("grpo", "TRL's loss types: grpo, bnpo, dr_grpo, dapo, cispo, sapo, luspo, vespo.")
-    use_bias_correction_kl: bool | None = setting(None, "Derived from anchor_estimator: False for k3, True for k3+. Leave it "
-        "unset.")
+    beta: float = HfArg(default=0.05, help="Coefficient of the pull toward the anchor q·π_ref.")
+    loss_type: str = HfArg(default="grpo", help="TRL's loss types: grpo, bnpo, dr_grpo, dapo, cispo, sapo, luspo, vespo.")
+    use_bias_correction_kl: bool | None = HfArg(default=None, help="Derived from anchor_estimator: False for k3, True for k3+. "
+        "Leave it unset.")
     # fmt: on
 
     def __new__(cls, *args: Any, **settings: Any) -> "SAGEConfig":
@@ -116,11 +116,9 @@ class SAGEConfig(GRPOConfig):
         self._check_advantage(self.make_advantage())
         reset.check(self)
         self._check_rollouts()
-        kept.check(self)
+        keep_from.check(self)
         if self.tokens_per_microbatch is not None:
             self._check_micro_batches()
-        if self.vllm_kv_cache_gib is not None:
-            self._check_kv_cache()
         if self.use_vllm and self.vllm_importance_sampling_correction:
             self._check_correction()
 
@@ -220,13 +218,6 @@ class SAGEConfig(GRPOConfig):
         for name, allowed in choices.items():
             if (value := getattr(self, name)) not in allowed:
                 raise UserError(f"{name}={value!r} is unknown: {near(str(value), allowed)}.")
-        if self.reward_timeout_s is not None and not 0 < self.reward_timeout_s < TIMEOUT_MAX:
-            raise UserError(
-                f"reward_timeout_s={self.reward_timeout_s} is the seconds one call of a reward function may take: set a number "
-                "above 0, or null for no limit."
-            )
-        if self.dynamic_sampling < 0:
-            raise UserError(f"dynamic_sampling={self.dynamic_sampling} counts extra rounds; set 0 or more.")
 
     def _derive_bias_correction(self) -> None:
         wanted = self.anchor_estimator == "k3+"  # the estimators beside k3 and k3+ bypass TRL's KL
@@ -330,14 +321,6 @@ class SAGEConfig(GRPOConfig):
             except UserError as e:
                 raise UserError(f"num_generations_eval={self.num_generations_eval}: {e}") from e
 
-    def _check_kv_cache(self) -> None:
-        if self.vllm_kv_cache_gib <= 0:  # type: ignore[operator]
-            raise UserError(f"vllm_kv_cache_gib={self.vllm_kv_cache_gib} must be above 0, or left unset.")
-        if not self.use_vllm or self.vllm_mode != "colocate":
-            raise UserError(
-                "vllm_kv_cache_gib is for use_vllm=True with vllm_mode='colocate': set both, or leave it unset."
-            )
-
     def _check_correction(self) -> None:
         """vLLM's log-probs are those after truncation. Over a whole sequence the ratio to them is the product of the mass that
         was kept at each token: it falls with the length, and the task's gradient with it, while the KL's stays."""
@@ -353,10 +336,6 @@ class SAGEConfig(GRPOConfig):
             )
 
     def _check_micro_batches(self) -> None:
-        if self.tokens_per_microbatch < 1:  # type: ignore[operator]
-            raise UserError(
-                f"tokens_per_microbatch={self.tokens_per_microbatch} counts tokens: set 1 or more, such as 16384."
-            )
         cannot = {  # what the whole slice decides together, or what counts backward passes
             "top_entropy_quantile": self.top_entropy_quantile < 1.0,
             "use_adaptive_entropy": self.use_adaptive_entropy,
@@ -387,7 +366,7 @@ class SAGEConfig(GRPOConfig):
             raise UserError(
                 f"stop_strings is set twice, in generation_kwargs ({', '.join(keys)}) too: keep stop_strings."
             )
-
-
-def field_names() -> set[str]:
-    return {f.name for f in fields(SAGEConfig)}
+        if self.vllm_kv_cache_gib is not None and not (self.use_vllm and self.vllm_mode == "colocate"):
+            raise UserError(
+                "vllm_kv_cache_gib is for use_vllm=True with vllm_mode='colocate': set both, or leave it unset."
+            )

@@ -51,12 +51,11 @@ class GeneratingTrainer(ResumableTrainer):
         """A group's prompt is rendered and tokenised once, not once per completion."""
         if self._is_vlm or self.environment_factories is not None:
             return super()._tokenize_prompts(prompts)
-        first = [i for i, prompt in enumerate(prompts) if i == 0 or prompt != prompts[i - 1]]
-        ids, images, fields = super()._tokenize_prompts([prompts[i] for i in first])
+        groups = [(prompt, len(list(rows))) for prompt, rows in groupby(prompts)]
+        ids, images, fields = super()._tokenize_prompts([prompt for prompt, _ in groups])
         if images is not None or fields:
             return super()._tokenize_prompts(prompts)
-        repeats = [b - a for a, b in zip(first, [*first[1:], len(prompts)])]
-        return [list(row) for row, times in zip(ids, repeats) for _ in range(times)], None, {}
+        return [list(row) for row, (_, times) in zip(ids, groups) for _ in range(times)], None, {}
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> tuple[list[list[int]], Any]:
         if not self.stop_strings:

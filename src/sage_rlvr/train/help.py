@@ -87,7 +87,7 @@ def _listed(title: str, settings: dict[str, tuple[str, Any]], width: int) -> str
 
 
 def declared(module: str, name: str) -> dict[str, tuple[str, Any]]:
-    """field → (help, default) of a dataclass, from its source, where each has field(default=…, metadata={"help": …})."""
+    """field → (help, default) of a dataclass, from its source: HfArg(default=…, help=…), or field with the help as metadata."""
     spec = find_spec(module)
     assert spec is not None
     assert spec.loader is not None
@@ -97,7 +97,7 @@ def declared(module: str, name: str) -> dict[str, tuple[str, Any]]:
     for node in body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Call):
             given = {word.arg: word.value for word in node.value.keywords}
-            said = ast.literal_eval(given["metadata"])["help"]
+            said = ast.literal_eval(given["help"]) if "help" in given else ast.literal_eval(given["metadata"])["help"]
             default = ast.literal_eval(given["default"]) if "default" in given else None
             if node.target.id not in DERIVED:
                 found[node.target.id] = (said, default)

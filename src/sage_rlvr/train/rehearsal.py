@@ -1,4 +1,4 @@
-"""The divergence on kept answers (``kept``): one batch of them per optimizer step, forward and backward beside the rollouts'.
+"""The divergence on kept answers (``keep_from``): one batch of them per optimizer step, a pass beside the rollouts'.
 
 Which answers come at a step is a function of (seed, step): the same on every rank and after a resume. A rank has every W-th
 of them; the loss is the mean over all their tokens, whatever rank and part they lie in, so that no split changes the gradient.
@@ -15,7 +15,7 @@ from trl.trainer.utils import use_adapter
 from sage_rlvr.anchor import covering_penalty
 from sage_rlvr.errors import UserError
 from sage_rlvr.models.fingerprints import digest
-from sage_rlvr.train import kept, microbatches, packing, rollouts
+from sage_rlvr.train import keep_from, microbatches, packing, rollouts
 from sage_rlvr.train.recorders import check_finite
 
 
@@ -25,7 +25,7 @@ class Rehearsal:
     def __init__(self, trainer: Any, dataset: Any):
         self.trainer, args = trainer, trainer.args
         self._refuse()
-        self.answers = kept.answers(trainer, dataset)
+        self.answers = keep_from.answers(trainer, dataset)
         self.digest = digest([[a.prompt, a.completion] for a in self.answers])
         self.divergence, self.coef = args.keep_divergence, args.keep_coef
         world = trainer.accelerator.num_processes
@@ -43,7 +43,7 @@ class Rehearsal:
                 "keep_divergence='js' compares with π_ref token by token, and with beta=0 and no adapter there is none: take "
                 "keep_divergence='forward', which needs none, or use_peft, or beta above 0."
             )
-        if trainer.ref_model is None and "ref" not in model.peft_config and kept.starts_from_adapter(model):
+        if trainer.ref_model is None and "ref" not in model.peft_config and keep_from.starts_from_adapter(model):
             raise UserError(
                 "keep_divergence='js' with beta=0 on an adapter that is trained further: without it the model is not π_ref, and "
                 "no copy of it is kept; take keep_divergence='forward', merge the adapter first, or set beta above 0."

@@ -26,11 +26,6 @@ METRIC = "sage/anchor_resets"
 def check(args: Any) -> None:
     """Of a SAGEConfig."""
     every = args.anchor_reset
-    if type(every) is not int or every < 0:
-        raise UserError(
-            f"anchor_reset={every!r} is the number of optimizer steps from one reset of the reference to the next: set a whole "
-            "number, 0 for never."
-        )
     if every and args.beta == 0:
         raise UserError(
             f"anchor_reset={every} with beta=0: there is no reference to reset; set anchor_reset to 0, or beta above 0."

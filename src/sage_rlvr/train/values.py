@@ -21,8 +21,12 @@ AT_LEAST = {  # field → the least it may be
     "beta": 0, "learning_rate": 0, "weight_decay": 0, "max_grad_norm": 0, "max_completion_length": 1,
     "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "num_iterations": 1, "num_generations": 2, "rows": 1,
     "holdout": 1, "held_out_rows": 1, "held_out_every": 1, "held_out_n": 1, "min_p": 0, "lora_r": 1, "lora_dropout": 0,
+    "anchor_reset": 0, "dynamic_sampling": 0, "keep_coef": 0, "keep_batch": 1, "keep_per_problem": 1,
+    "tokens_per_microbatch": 1,
 }  # fmt: skip
-ABOVE = {"temperature": 0, "top_p": 0, "repetition_penalty": 0, "lora_alpha": 0}
+ABOVE = {
+    "temperature": 0, "top_p": 0, "repetition_penalty": 0, "lora_alpha": 0, "reward_timeout_s": 0, "vllm_kv_cache_gib": 0,
+}  # fmt: skip
 AT_MOST = {"top_p": 1, "min_p": 1, "lora_dropout": 1}
 KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {  # type → what it is called, and whether a value is one
     int: ("a whole number", lambda v: isinstance(v, Integral) and not isinstance(v, bool)),

@@ -9,7 +9,6 @@ too: as published, what π_ref always solves is kept and not trained on); the fi
 training's prompts: all of that is checked here. ``rehearsal`` trains on them.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,11 +47,6 @@ def check(args: Any) -> None:
         return
     if args.keep_divergence not in DIVERGENCES:
         raise UserError(f"keep_divergence={args.keep_divergence!r} is unknown; choose one of {', '.join(DIVERGENCES)}.")
-    if not (args.keep_coef >= 0 and math.isfinite(args.keep_coef)):
-        raise UserError(f"keep_coef={args.keep_coef} weighs a divergence: set 0 (only measured) or more.")
-    for name in ("keep_batch", "keep_per_problem"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise UserError(f"{name}={getattr(args, name)} counts answers: set 1 or more.")
     moved = [name for name in ("sync_ref_model", "anchor_reset") if getattr(args, name, None)]
     if moved and args.keep_divergence == "js":
         raise UserError(
