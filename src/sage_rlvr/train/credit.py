@@ -145,9 +145,11 @@ class Credit:
         bonus = anchor_reward(logps, output["ref_per_token_logps"], log_q, mask, self.args.anchor_credit)
         bonus_BK = bonus if to_go else bonus[:, None]
         counts_B1 = (~output["sage_rewards"].isnan() & (mask.sum(1) > 0))[:, None]
-        all_bonus = accelerator.gather(accelerator.pad_across_processes(bonus_BK, dim=1))  # (W·B, K)
-        weight = accelerator.gather(counts_B1).view(-1, group, 1).to(bonus.dtype)
-        mean = (all_bonus.view(-1, group, all_bonus.shape[1]) * weight).sum(1) / weight.sum(1).clamp(min=1)
+        everyone = rollouts.gather_wide({"bonus": bonus_BK, "counts": counts_B1.to(bonus.dtype)}, accelerator)
+        all_bonus, weight = (
+            x.view(-1, group, x.shape[1]) for x in everyone.values()
+        )  # (groups, G, K) and (groups, G, 1)
+        mean = (all_bonus * weight).sum(1) / weight.sum(1).clamp(min=1)
         mean_BK = mean.repeat_interleave(group, 0)[output["sage_rows"], : bonus_BK.shape[1]]
         if to_go:
             mean_BK = mean_BK * mask

@@ -128,16 +128,11 @@ def unrecorded(metrics: dict[str, list[float]]) -> Iterator[None]:
                 del metrics[name]
 
 
-class Stopwatch:
-    """Seconds of each part of a step, added up over the rounds of it."""
-
-    def __init__(self) -> None:
-        self.spent: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, part: str) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.spent[part] = self.spent.get(part, 0.0) + time.perf_counter() - began
+@contextmanager
+def timed(seconds: dict[str, float], part: str) -> Iterator[None]:
+    """Adds the block's seconds to ``seconds[part]``: a step may have several rounds."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[part] = seconds.get(part, 0.0) + time.perf_counter() - began

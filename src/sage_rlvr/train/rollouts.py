@@ -66,9 +66,14 @@ def gather_signals(signals: Signals, accelerator: Accelerator) -> Signals:
     if accelerator.num_processes == 1:
         return signals
     here = {f.name: getattr(signals, f.name) for f in fields(signals)}
-    mine = {name: x.contiguous() for name, x in here.items() if isinstance(x, Tensor)}
-    wide = {n: accelerator.pad_across_processes(x, dim=1) if x.ndim > 1 else x for n, x in mine.items()}
-    return replace(signals, **{name: accelerator.gather(x) for name, x in wide.items()})
+    return replace(signals, **gather_wide({n: x for n, x in here.items() if isinstance(x, Tensor)}, accelerator))
+
+
+def gather_wide(tensors: dict[str, Tensor], accelerator: Accelerator) -> dict[str, Any]:
+    """(W·B, …) of every process, (B, T) ones padded with 0 to the widest."""
+    pad = accelerator.pad_across_processes
+    wide = {name: pad(x.contiguous(), dim=1) if x.ndim > 1 else x for name, x in tensors.items()}
+    return {name: accelerator.gather(x.contiguous()) for name, x in wide.items()}
 
 
 # ---- DAPO's dynamic sampling ---------------------------------------------------------------------------------------

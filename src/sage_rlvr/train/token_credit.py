@@ -12,7 +12,7 @@ from torch import Tensor
 from sage_rlvr.advantage import TokenAdvantage, Tokens
 from sage_rlvr.errors import UserError
 from sage_rlvr.train.recorders import check_finite
-from sage_rlvr.train.rollouts import advantages_BT, counted
+from sage_rlvr.train.rollouts import advantages_BT, counted, gather_wide
 
 PULL, BORN = "sage_pull", "sage_born"  # (B, T) KL-Cov's coefficients; the step at which the batch was sampled
 
@@ -52,8 +52,7 @@ def assign(trainer: Any, output: dict[str, Any]) -> None:
     }  # Accelerate pads a bool to an integer
     if "entropies" in part.reads:
         mine["entropies"] = entropies
-    gather, pad = trainer.accelerator.gather, trainer.accelerator.pad_across_processes
-    everyone = {key: gather(pad(x.contiguous(), dim=1)) for key, x in mine.items()}  # (W·B, T)
+    everyone = gather_wide(mine, trainer.accelerator)  # (W·B, T)
     everyone["mask"] = everyone["mask"].bool()
     advantages, pull = part.credit(Tokens(**everyone, generator=trainer.batch_generator()))
     moved = advantages != torch.where(everyone["mask"], everyone["advantages"], 0.0)

@@ -88,7 +88,7 @@ class SAGETrainer(GeneratingTrainer):
         self._held: dict[tuple[int, int], Tensor] = {}
         self._stream: rollouts.PromptStream | None = None
         self._head: Head | None = None
-        self._stopwatch = measure.Stopwatch()
+        self._seconds: dict[str, float] = {}  # of each part of this step's rollouts
         self.measured: list[measure.PerToken] | None = None  # of a slice in micro-batches, until its end
         self._told: set[str] = set()
         self._guard = RewardGuard(self, args.reward_timeout_s)
@@ -143,7 +143,7 @@ class SAGETrainer(GeneratingTrainer):
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         inputs = [{**row, "truncated": cut} for row, cut in zip(inputs, self.truncated(), strict=True)]
-        with self._stopwatch("reward"):
+        with measure.timed(self._seconds, "reward"):
             per_func = self._guard.rewards(
                 super()._calculate_rewards, inputs, prompts, completions, completion_ids_list
             )
@@ -153,15 +153,15 @@ class SAGETrainer(GeneratingTrainer):
     # ---- rollouts --------------------------------------------------------------------------------------------------
 
     def _generate(self, prompts: list) -> tuple:
-        with self._stopwatch("generate"):
+        with measure.timed(self._seconds, "generate"):
             return super()._generate(prompts)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self._stopwatch = measure.Stopwatch()  # held-out sampling between two steps is not counted
-        with self._stopwatch("rollout"):
+        self._seconds = {}  # held-out sampling between two steps is not counted
+        with measure.timed(self._seconds, "rollout"):
             output = self._make_rollouts(inputs)
         if self.model.training:
-            self.log_values({f"time/{part}": seconds for part, seconds in self._stopwatch.spent.items()})
+            self.log_values({f"time/{part}": seconds for part, seconds in self._seconds.items()})
         return output
 
     def _make_rollouts(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
