@@ -67,6 +67,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"advantage": "entropy", "loss_type": "vespo"},
         {"advantage": "entropy", "importance_sampling_level": "sequence"},
         {"advantage": "kl_cov"},
+        {"rarity": 0.5},
     ],
     "Rollouts": [
         {"num_generations": 7},

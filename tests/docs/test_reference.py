@@ -4,14 +4,13 @@ import ast
 import inspect
 import re
 import traceback
-from pathlib import Path
 
 import pytest
 
 from docs_tools import reference
 from docs_tools.refusals import CASES
 from sage_rlvr import UserError
-from sage_rlvr.train import SAGEConfig, config, kept, reset, token_credit
+from sage_rlvr.train import SAGEConfig, config, keep_from, reset, token_credit
 from tests.docs.fences import ROOT
 from tests.train import tiny
 
@@ -33,16 +32,13 @@ def raises(where):
 
 
 def test_every_refusal_of_a_config_is_on_the_page():
-    wanted = set().union(*map(raises, (SAGEConfig, reset.check, kept.check, token_credit.check)))
-    deepspeed = {
-        at for at in raises(kept.check) if "DeepSpeed" in Path(at[0]).read_text().splitlines()[at[1] - 1]
-    }  # not here
+    wanted = set().union(*map(raises, (SAGEConfig, reset.check, keep_from.check, token_credit.check)))
     met = set()
     for given in (given for cases in CASES.values() for given in cases):
         with pytest.raises(UserError) as e:
             SAGEConfig(output_dir="runs/x", report_to="none", use_cpu=True, bf16=False, **given)
         met |= {(frame.filename, frame.lineno) for frame in traceback.extract_tb(e.value.__traceback__)}
-    missing = sorted(wanted - met - deepspeed)
+    missing = sorted(wanted - met)
     assert not missing, f"add a case to docs_tools/refusals.py for {missing}, then 'make reference'"
     assert len(wanted) > 30
     assert config.__file__ in {file for file, _ in wanted}
@@ -86,7 +82,7 @@ def test_every_metric_is_on_the_page(logged):
 def test_the_page_tells_of_no_other(logged):
     """What those runs do not log must at least stand in the source under that name."""
     source = "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "src" / "sage_rlvr").rglob("*.py"))
-    parts = {"sage/kept_loss": '"loss", "logp"', "sage/kept_logp": "sage/kept_{name}", "errors": '"errors"'}
+    parts = {"errors": '"errors"'}
     for name in told():
         if name not in logged:
             place = parts.get(name) or re.sub(r"(?<=/)TASK/pass@\w+", "", name)

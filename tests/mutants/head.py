@@ -77,8 +77,8 @@ MUTANTS = [
         FUNCTIONS,
         (
             "the gradient takes the first rows' weights, not those of the rows that count",
-            "weights_n = grad_logps_N if kept is None else grad_logps_N.index_select(0, kept)",
-            "weights_n = grad_logps_N if kept is None else grad_logps_N[: len(kept)]",
+            "weights_n = grad_logps_N if rows_n is None else grad_logps_N.index_select(0, rows_n)",
+            "weights_n = grad_logps_N if rows_n is None else grad_logps_N[: len(rows_n)]",
             "test_masked_positions_are_skipped[frozen]",
         ),
         (

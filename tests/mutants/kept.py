@@ -27,7 +27,7 @@ DIVERGENCE = within(
     ),
 )
 FOLDER = within(
-    "train/kept.py",
+    "train/keep_from.py",
     KEPT,
     (
         "wrong answers are kept",
@@ -136,14 +136,8 @@ PASS = within(
         "test_js_by_hand",
     ),
     (
-        "the second epoch repeats the first",
-        "104_729 * (epoch + 1)",
-        "104_729",
-        "test_a_walk_over_all_by_seed_and_step",
-    ),
-    (
         "ranks run unequal numbers of passes",
-        "packing.into(cut, most, [-1] * most) if cut else [[-1]] * most for cut in cuts",
+        "packing.split_to(cut, most, [-1] * most) if cut else [[-1]] * most for cut in cuts",
         "cut if cut else [[-1]] for cut in cuts",
         "test_ranks_share_a_batch_and_run_as_many_passes",
     ),

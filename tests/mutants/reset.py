@@ -52,13 +52,13 @@ MUTANTS = [
         ),
         (
             "a resumed run has its own start for a reference",
-            "            local.copy_(found[name])",
-            "            pass",
+            "                local.copy_(stored[name])",
+            "                pass",
             f"{GOING_ON}[full]",
         ),
         (
             "a resumed adapter takes the policy for its reference",
-            "torch.empty_like(local).copy_(found[name]) for",
+            "torch.empty_like(local).copy_(stored[name]) for",
             "local.clone() for",
             f"{GOING_ON}[lora]",
         ),
@@ -75,7 +75,6 @@ MUTANTS = [
             "if False:",
             "test_a_checkpoint_without_its_reference_is_refused",
         ),
-        ("True is a number", "type(every) is not int", "not isinstance(every, int)", "test_refused_in_one_sentence"),
         (
             "DeepSpeed is let through",
             "if trainer.is_deepspeed_enabled or version_1:",
@@ -99,8 +98,8 @@ MUTANTS = [
         RESET,
         (
             "a reset is called exact",
-            "return found + reset.departures(self)",
-            "return found",
+            "if present] + reset.departures(self)",
+            "if present]",
             "test_a_reset_ends_the_exact_case",
         ),
     ),

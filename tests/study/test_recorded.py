@@ -5,7 +5,9 @@ import lzma
 from pathlib import Path
 
 import pytest
+import yaml
 
+from sage_rlvr import UserError
 from sage_rlvr.study.plan import RECORD, load_study, open_folder, read_folder
 from sage_rlvr.study.records import RUNS, unpack
 
@@ -29,3 +31,16 @@ def test_the_committed_records_are_those_of_todays_study(tmp_path, name, familie
     for variant in old:
         run = f"{variant}-s{study.seeds_of(variant)[0]}"
         assert read_folder(tmp_path / "old").settings_of(run) == study.settings_of(run)
+
+
+def test_a_study_file_that_sets_them_is_told_what_to_write(tmp_path):
+    content = {
+        "base": {"model_name_or_path": "m"},
+        "train": {"max_steps": 3},
+        "variants": {"rare": {"rarity": 0.5, "sweep": {"beta": [0.1]}}},
+        "seeds": [0],
+        "evaluate": {"tasks": ["t"]},
+    }
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError, match=r"mine.yaml, rare\+beta0.1: .* write advantage='rarity', .*{'share': 0.5}"):
+        load_study(tmp_path / "mine.yaml")

@@ -234,10 +234,10 @@ def test_the_card_and_the_exact_case_say_so(model, kept, tmp_path):
     ("options", "sentence"),
     [
         ({"keep_divergence": "reverse"}, "keep_divergence='reverse' is unknown; choose one of forward, js"),
-        ({"keep_coef": -0.1}, "keep_coef=-0.1 weighs a divergence"),
+        ({"keep_coef": -0.1}, "keep_coef must be 0 or more, and is -0.1"),
         ({"keep_coef": float("nan")}, "keep_coef must be a finite number"),
-        ({"keep_batch": 0}, "keep_batch=0 counts answers"),
-        ({"keep_per_problem": 0}, "keep_per_problem=0 counts answers"),
+        ({"keep_batch": 0}, "keep_batch must be 1 or more, and is 0"),
+        ({"keep_per_problem": 0}, "keep_per_problem must be 1 or more, and is 0"),
         (
             {"keep_divergence": "js", "sync_ref_model": True, "beta": 0.1},
             "'js' with sync_ref_model: it compares with the model",

@@ -111,7 +111,9 @@ def test_a_step_of_more_tokens_than_torch_takes_quantiles_of():
     n = 2**24 + 1
     entropies = torch.arange(n, dtype=torch.float32)[None].flip(1)
     nothing = torch.zeros(1, 1).expand(1, n)
-    found = measure.step(nothing, entropies, None, None, None, torch.ones(1, 1).expand(1, n), Accelerator(cpu=True))
+    found = measure.step(
+        measure.PerToken(nothing, entropies, None, None, None, torch.ones(1, 1).expand(1, n)), Accelerator(cpu=True)
+    )
     assert found["entropy_q80"] == pytest.approx(0.8 * 2**24, rel=1e-7)
     assert found["entropy_q95"] == pytest.approx(0.95 * 2**24, rel=1e-7)
 
@@ -255,7 +257,7 @@ def test_held_out_pass_at_k_is_measured_and_changes_nothing(folder, tmp_path):
         histories[name] = [h for h in trainer.state.log_history if "loss" in h]
         next_draws.add((random.random(), np.random.random()))
     held = [h for h in callback.trainer.state.log_history if "held_out/pass@1" in h]
-    assert [h["step"] for h in callback.history] == [0, 2, 4]
+    assert [h["step"] for h in held] == [0, 2, 4]
     assert len(held) == 3
     assert all(0 <= h["held_out/pass@1"] <= h["held_out/pass@4"] <= 1 for h in held)
     assert held[0]["held_out/pass@4"] > held[0]["held_out/pass@1"] > 0

@@ -248,11 +248,11 @@ def test_parts_cover_every_row_once():
     assert sorted(i for rows in parts for i in rows) == list(range(40))
     assert all(len(rows) * sizes.width(rows) <= 300 for rows in parts)
     for count in (len(parts), len(parts) + 3, 40):
-        more = packing.into(parts, count)
+        more = packing.split_to(parts, count)
         assert len(more) == count
         assert sorted(i for rows in more for i in rows) == list(range(40))
         assert all(len(rows) * sizes.width(rows) <= 300 for rows in more)
-    assert packing.into([[3], [1]], 3, spare=[7, 5]) == [[3], [1], [5]]
+    assert packing.split_to([[3], [1]], 3, spare=[7, 5]) == [[3], [1], [5]]
 
 
 def test_trimmed_columns_are_padding_and_nothing_else():
@@ -263,14 +263,14 @@ def test_trimmed_columns_are_padding_and_nothing_else():
     batch = {"prompt_ids": torch.arange(12).view(3, 4), "prompt_mask": prompt_mask, "completion_mask": completion_mask,
              "completion_ids": torch.arange(15).view(3, 5), "advantages": torch.arange(3.0), "ratio": torch.ones(3, 1),
              "num_items_in_batch": torch.tensor(4), "tool_mask": None}  # fmt: skip
-    part = packing.take(batch, [2, 0], sizes)
+    part = packing.select(batch, [2, 0], sizes)
     assert part["prompt_ids"].tolist() == [[10, 11], [2, 3]]
     assert part["completion_ids"].tolist() == [[10, 11, 12], [0, 1, 2]]
     assert part["advantages"].tolist() == [2, 0]
     assert part["ratio"].shape == (2, 1)
     assert part["num_items_in_batch"] == 4
     with pytest.raises(UserError, match="pixel_values"):
-        packing.take(batch | {"pixel_values": torch.ones(3)}, [0], sizes)
+        packing.select(batch | {"pixel_values": torch.ones(3)}, [0], sizes)
 
 
 def test_rows_reach_the_model_straight():

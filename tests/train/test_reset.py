@@ -224,7 +224,7 @@ def test_a_checkpoint_without_its_reference_is_refused(folder, adapter, tmp_path
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"anchor_reset": -1}, "anchor_reset=-1 is the number of optimizer steps"),
+        ({"anchor_reset": -1}, "anchor_reset must be 0 or more, and is -1"),
         ({"anchor_reset": 2.0}, "anchor_reset must be a whole number, and is 2.0"),
         ({"anchor_reset": True}, "anchor_reset must be a whole number, and is True"),
         ({"anchor_reset": None}, "anchor_reset must be a whole number, and is None"),

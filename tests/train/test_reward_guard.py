@@ -122,24 +122,6 @@ def test_a_reward_that_blocks_is_interrupted(folder, tmp_path, how):
     assert last_complete(tmp_path) == str(tmp_path / "checkpoint-2")
 
 
-def test_outside_the_main_thread_too(folder, tmp_path):
-    found = []
-
-    def train():
-        reward = Breaks(sleeps, limit=0.5)
-        trainer = reward.trainer = tiny.build(folder, tmp_path, reward=reward, given=False, max_steps=5)
-        try:
-            trainer.train()
-        except UserError as error:
-            found.append(str(error))
-
-    thread = threading.Thread(target=train)
-    thread.start()
-    thread.join()
-    assert "'my_reward' took longer than" in found[0]
-    assert last_complete(tmp_path) == str(tmp_path / "checkpoint-2")
-
-
 class BreaksAsync(Breaks):
     async def __call__(self, completions, **columns):
         if self.count():
@@ -255,23 +237,9 @@ def test_all_ranks_stop_together(tmp_path):
 
 @pytest.mark.parametrize("limit", [0, -1, float("nan"), float("inf")])
 def test_a_limit_that_is_none(limit):
-    with pytest.raises(UserError, match=r"reward_timeout_s(=.* above 0, or null| must be a finite number)"):
+    with pytest.raises(UserError, match=r"reward_timeout_s must be (above 0|a finite number)"):
         SAGEConfig("x", use_cpu=True, bf16=False, reward_timeout_s=limit)
 
 
 def test_no_limit_at_all():
     assert SAGEConfig("x", use_cpu=True, bf16=False, reward_timeout_s=None).reward_timeout_s is None
-    assert reward_guard.within(None, lambda: 3) == 3
-
-
-def test_limits_within_limits():
-    """The inner one is over; the signal of the outer still reaches its own call."""
-
-    def calls():
-        with reward_guard._interrupted_after(0.3):
-            assert reward_guard.within(FOREVER, lambda: 3) == 3
-            reward_guard.within(FOREVER, lambda: time.sleep(FOREVER))
-
-    with pytest.raises(reward_guard.Overtime):
-        calls()
-    assert signal.getsignal(signal.SIGURG) == signal.SIG_DFL

@@ -137,11 +137,11 @@ def test_dynamic_sampling_draws_new_prompts_for_flat_groups(folder, tmp_path, ro
 def test_prompt_stream_is_a_function_of_seed_and_position():
     data = Dataset.from_dict({"prompt": list("abcdefg")})
     a, b = rollouts.PromptStream(data, 3), rollouts.PromptStream(data, 3)
-    walk = [r["prompt"] for r in a.take(21)]
+    walk = [r["prompt"] for r in a.draw(21)]
     assert sorted(walk[:7]) == sorted(walk[7:14]) == list("abcdefg")
     assert walk[:7] != walk[7:14]
     b.position = 10
-    assert [r["prompt"] for r in b.take(11)] == walk[10:]
+    assert [r["prompt"] for r in b.draw(11)] == walk[10:]
 
 
 def test_a_groups_prompt_is_tokenised_once(folder, tmp_path, monkeypatch):

@@ -51,13 +51,13 @@ class CoverageAdvantage(Advantage):
         self.share = _share("coverage", share)
 
     def shape(self, r: Rollouts) -> Tensor:
-        kept = torch.ones_like(r.rewards)
+        factor = torch.ones_like(r.rewards)
         for row, (answers, right) in enumerate(zip(r.answers or [], r.right.tolist())):
             times = Counter(a for a, good in zip(answers, right) if good and a is not None)
             for i, (answer, good) in enumerate(zip(answers, right)):
                 if good and answer is not None:
-                    kept[row, i] = 1 - self.share + self.share / times[answer]
-        return r.rewards * kept
+                    factor[row, i] = 1 - self.share + self.share / times[answer]
+        return r.rewards * factor
 
 
 @register_advantage("unlikely")

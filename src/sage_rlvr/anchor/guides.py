@@ -349,19 +349,19 @@ def _minmax(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def quantiles(x: Tensor, mask: Tensor, *levels: float) -> list[Tensor]:
-    """(B, 1) a level: the quantile of each row's counted values, linear between order statistics; 0 for an empty row.
+    """(B, 1) per level: the quantile of each row's counted values, linear between order statistics; 0 for an empty row.
 
     As ``torch.quantile``, which stops at 2^24 values. Places are float64: float32 cannot tell neighbours apart up there.
     """
     ordered = torch.where(mask, x, torch.inf).sort(-1).values
     last = (mask.sum(-1, keepdim=True) - 1).clamp(min=0)
-    found = []
+    rows = []
     for level in levels:
         place = last.double() * level
         below = place.long()
         lo, hi = ordered.gather(-1, below), ordered.gather(-1, torch.minimum(below + 1, last))
-        found.append((lo + (hi - lo) * (place - below).to(lo.dtype)).where(mask.any(-1, keepdim=True), 0.0))
-    return found
+        rows.append((lo + (hi - lo) * (place - below).to(lo.dtype)).where(mask.any(-1, keepdim=True), 0.0))
+    return rows
 
 
 def _rank(x: Tensor, mask: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ _STREAMS = 4  # independent numbers available per address
 
 
 def batch_seed(seed: int, rollout_batch: int) -> int:
-    """What a generator is seeded with, one a rollout batch; rows and columns address the noise within it."""
+    """What a generator is seeded with, one per rollout batch; rows and columns address the noise within it."""
     return (seed * 1_000_003 + rollout_batch) % 2**63
 
 

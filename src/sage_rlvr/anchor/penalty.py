@@ -62,7 +62,7 @@ def anchor_penalty(
 def anchor_reward(logps: Tensor, ref_logps: Tensor, log_q: Tensor, mask: Tensor, credit: str = "sequence") -> Tensor:
     """The leash as a reward: −Σ_t (log π − log π_ref − log q), no gradient.
 
-    ``credit="sequence"`` gives (B,), one number a completion: with β times it in the reward, the policy gradient is that
+    ``credit="sequence"`` gives (B,), one number per completion: with β times it in the reward, the policy gradient is that
     of Eq. 6 exactly. ``credit="to_go"`` gives (B, T): each token is paid for what follows it, itself included; less noise,
     and exact for guides whose q_t depends on the past alone (``guide.past_only``). Zero off-mask.
     """

@@ -121,7 +121,7 @@ class ValueGuide(Guide):
         passed = torch.cat([counted.any(1, keepdim=True), counted], 1) & ~rewards.isnan()[:, None]  # (B, T + 1)
         weight = passed / passed.sum(1, keepdim=True).clamp(min=1)
         target = rewards.nan_to_num(0.0)[:, None].expand_as(weight)
-        said: dict[str, float] = {}
+        measured: dict[str, float] = {}
         for _ in range(self.passes):
             sums = self._sums(head, hidden, target, weight)
             if gather is not None:
@@ -129,9 +129,12 @@ class ValueGuide(Guide):
             loss, right, completions = sums[-3:].tolist()
             if completions == 0:
                 return {}
-            said = said or {"value_loss": loss / completions, "value_loss_constant": _entropy(right / completions)}
+            measured = measured or {
+                "value_loss": loss / completions,
+                "value_loss_constant": _entropy(right / completions),
+            }
             self._step(head, sums[:-3] / completions)
-        return said
+        return measured
 
     def _sums(self, head: nn.Module, hidden: Tensor, target: Tensor, weight: Tensor) -> Tensor:
         """Of this process: the gradient of every parameter, then the loss, the rewards and the number of completions."""

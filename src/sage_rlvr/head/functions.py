@@ -1,4 +1,4 @@
-"""Log-probs and entropies of targets under softmax(hidden @ weightᵀ), the logits seen a tile at a time and never kept.
+"""Log-probs and entropies of targets under softmax(hidden @ weightᵀ), the logits seen a tile at a time and never stored.
 
 The gradient of log π(y) with respect to its hidden state, (W[y] − Σ_v p_v·W_v)/T, does not depend on the loss. Where the head
 is frozen (LoRA), the forward pass computes that one vector a token beside the log-prob: two matrix passes, and a backward that
@@ -62,25 +62,25 @@ def logps_and_entropies(
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_ND.dtype
     shape = Shape(float(temperature), None if softcap is None else float(softcap), float(logit_scale))
     settings = Settings(shape, entropy, dtype, None if chunk is None else Tiles(*chunk))
-    kept = None if mask_N is None else mask_N.nonzero().squeeze(1)
-    _check_targets(targets_N, kept, len(weight_VD))
+    rows_n = None if mask_N is None else mask_N.nonzero().squeeze(1)
+    _check_targets(targets_N, rows_n, len(weight_VD))
     with torch.autocast(device, enabled=False):
         if not torch.is_grad_enabled() or not any(
             t is not None and t.requires_grad for t in (hidden_ND, weight_VD, bias)
         ):
-            done = _read(hidden_ND, weight_VD, bias, targets_N, kept, settings)
-            logps, entropies = _spread(done, kept, len(hidden_ND))
+            done = _read(hidden_ND, weight_VD, bias, targets_N, rows_n, settings)
+            logps, entropies = _spread(done, rows_n, len(hidden_ND))
         else:
             learns = weight_VD.requires_grad or (bias is not None and bias.requires_grad)
-            again = entropy_grad or (learns and not _fits(hidden_ND, weight_VD, kept, dtype))
+            again = entropy_grad or (learns and not _fits(hidden_ND, weight_VD, rows_n, dtype))
             run, how = (_Recomputed, entropy_grad) if again else (_Directed, learns)
-            logps, entropies = run.apply(hidden_ND, weight_VD, bias, targets_N, kept, settings, how)
+            logps, entropies = run.apply(hidden_ND, weight_VD, bias, targets_N, rows_n, settings, how)
     return logps, entropies if entropy else None
 
 
-def _fits(hidden: Tensor, weight: Tensor, kept: Tensor | None, dtype: torch.dtype) -> bool:
+def _fits(hidden: Tensor, weight: Tensor, rows_n: Tensor | None, dtype: torch.dtype) -> bool:
     """The head learns, and its exponentials may wait. Not in float16: over a large sum the rows' weights would be 0 there."""
-    n = len(hidden) if kept is None else len(kept)
+    n = len(hidden) if rows_n is None else len(rows_n)
     small = 0 < n * len(weight) * dtype.itemsize <= tiles.KEPT
     return small and weight.requires_grad and hidden.requires_grad and dtype != torch.float16
 
@@ -105,16 +105,16 @@ def _spans(total: int, step: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, total)
 
 
-def _rows_of(tensor: Tensor, kept: Tensor | None, a: int, b: int) -> Tensor:
-    return tensor[a:b] if kept is None else tensor.index_select(0, kept[a:b])
+def _rows_of(tensor: Tensor, rows_n: Tensor | None, a: int, b: int) -> Tensor:
+    return tensor[a:b] if rows_n is None else tensor.index_select(0, rows_n[a:b])
 
 
-def _spread(done: Softmax, kept: Tensor | None, n: int) -> tuple[Tensor, Tensor]:
+def _spread(done: Softmax, rows_n: Tensor | None, n: int) -> tuple[Tensor, Tensor]:
     """Back to all N positions, 0 where nothing was computed."""
-    if kept is None:
+    if rows_n is None:
         return done.logps, done.entropies
     zeros = done.logps.new_zeros(n)
-    return zeros.index_copy(0, kept, done.logps), zeros.index_copy(0, kept, done.entropies)
+    return zeros.index_copy(0, rows_n, done.logps), zeros.index_copy(0, rows_n, done.entropies)
 
 
 def _joined(parts: list[Softmax], like: Tensor, sums: torch.dtype) -> Softmax:
@@ -124,17 +124,17 @@ def _joined(parts: list[Softmax], like: Tensor, sums: torch.dtype) -> Softmax:
 
 
 def _read(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, kept: Tensor | None, settings: Settings
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows_n: Tensor | None, settings: Settings
 ) -> Softmax:
     """One matrix pass: the statistics alone."""
-    n, vocab = len(targets) if kept is None else len(kept), len(weight)
+    n, vocab = len(targets) if rows_n is None else len(rows_n), len(weight)
     cut = settings.tiles or reading_tiles(n, vocab)
     run = tile_functions(hidden.device, settings.dtype)
     tile_MC = torch.empty(cut.tokens, cut.vocab, device=hidden.device, dtype=settings.sums)
     parts = []
     for a, b in _spans(n, cut.tokens):
-        hidden_MD = _rows_of(hidden, kept, a, b).to(settings.dtype)
-        targets_M = _rows_of(targets, kept, a, b)
+        hidden_MD = _rows_of(hidden, rows_n, a, b).to(settings.dtype)
+        targets_M = _rows_of(targets, rows_n, a, b)
         rows = Rows.new(b - a, hidden.device, settings.sums)
         for c, d in _spans(vocab, cut.vocab):
             logits_MC = tile_MC[: b - a, : d - c]
@@ -153,13 +153,13 @@ def _read_with_directions(
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,
-    kept: Tensor | None,
+    rows_n: Tensor | None,
     settings: Settings,
     plane_nV: Tensor | None = None,
 ) -> tuple[Softmax, Tensor]:
     """Two matrix passes: the statistics, and ∂logp/∂hidden of each token (n, D). ``plane_nV`` gets −∂logp/∂product, each row
     times its total ÷ gain; the second pass is then one product a span of tokens, whose sum is written once."""
-    n, (vocab, width) = len(targets) if kept is None else len(kept), weight.shape
+    n, (vocab, width) = len(targets) if rows_n is None else len(rows_n), weight.shape
     units = multiprocessors(hidden.device)
     cut = settings.tiles or frozen_tiles(n, vocab, width, settings.dtype.itemsize, units)
     run = tile_functions(hidden.device, settings.dtype)
@@ -170,8 +170,8 @@ def _read_with_directions(
     out_nD = torch.empty(n, width, device=hidden.device, dtype=settings.sums)
     parts = []
     for a, b in _spans(n, cut.tokens):
-        hidden_MD = _rows_of(hidden, kept, a, b).to(settings.dtype)
-        targets_M = _rows_of(targets, kept, a, b)
+        hidden_MD = _rows_of(hidden, rows_n, a, b).to(settings.dtype)
+        targets_M = _rows_of(targets, rows_n, a, b)
         rows = Rows.new(b - a, hidden.device, settings.sums)
         sum_MD = out_nD[a:b]
         for c, d in _spans(vocab, cut.vocab):
@@ -216,39 +216,39 @@ class _Directed(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        kept: Tensor | None,
+        rows_n: Tensor | None,
         settings: Settings,
         learns: bool,
     ) -> tuple[Tensor, Tensor]:
         plane_nV = None
         if learns:
-            n, vocab = len(targets) if kept is None else len(kept), len(weight)
+            n, vocab = len(targets) if rows_n is None else len(rows_n), len(weight)
             stride = -(-vocab // 128) * 128  # products want aligned rows
             plane_nV = torch.empty(n, stride, device=hidden.device, dtype=settings.dtype)[:, :vocab]
-        done, directions_nD = _read_with_directions(hidden, weight, bias, targets, kept, settings, plane_nV)
+        done, directions_nD = _read_with_directions(hidden, weight, bias, targets, rows_n, settings, plane_nV)
         rest_n = -settings.shape.gain / done.total if learns else None
-        ctx.save_for_backward(directions_nD, kept, plane_nV, rest_n, hidden if learns else None)
+        ctx.save_for_backward(directions_nD, rows_n, plane_nV, rest_n, hidden if learns else None)
         ctx.settings, ctx.n, ctx.hidden = settings, len(hidden), hidden.dtype
         ctx.weight, ctx.bias = weight.dtype, None if bias is None else bias.dtype
-        logps, entropies = _spread(done, kept, len(hidden))
+        logps, entropies = _spread(done, rows_n, len(hidden))
         ctx.mark_non_differentiable(entropies)
         return logps, entropies
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logps_N: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        directions_nD, kept, plane_nV, rest_n, hidden = ctx.saved_tensors
-        weights_n = grad_logps_N if kept is None else grad_logps_N.index_select(0, kept)
+        directions_nD, rows_n, plane_nV, rest_n, hidden = ctx.saved_tensors
+        weights_n = grad_logps_N if rows_n is None else grad_logps_N.index_select(0, rows_n)
         d_hidden = torch.mul(
             directions_nD, weights_n.unsqueeze(1), out=torch.empty_like(directions_nD, dtype=ctx.hidden)
         )
-        if kept is not None:
-            d_hidden = d_hidden.new_zeros(ctx.n, d_hidden.shape[1]).index_copy_(0, kept, d_hidden)
+        if rows_n is not None:
+            d_hidden = d_hidden.new_zeros(ctx.n, d_hidden.shape[1]).index_copy_(0, rows_n, d_hidden)
         d_weight = d_bias = None
         if plane_nV is not None:
             settings: Settings = ctx.settings
             pull_n1 = (rest_n * weights_n).unsqueeze(1)
-            hidden_nD = hidden if kept is None else hidden.index_select(0, kept)
+            hidden_nD = hidden if rows_n is None else hidden.index_select(0, rows_n)
             d_weight = torch.empty(plane_nV.shape[1], hidden.shape[1], device=hidden.device, dtype=ctx.weight)
             product(d_weight, plane_nV.t(), (pull_n1 * hidden_nD).to(settings.dtype))
             if ctx.needs_input_grad[2]:
@@ -259,7 +259,7 @@ class _Directed(torch.autograd.Function):
 
 
 class _Recomputed(torch.autograd.Function):
-    """Saves what it was given and five numbers a token. Gradients are summed in float32 and rounded once, at the end: the
+    """Saves what it was given and five numbers per token. Gradients are summed in float32 and rounded once, at the end: the
     weight's by vocabulary tile, so that no float32 copy of the whole of it exists."""
 
     @staticmethod
@@ -269,17 +269,17 @@ class _Recomputed(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        kept: Tensor | None,
+        rows_n: Tensor | None,
         settings: Settings,
         entropy_grad: bool,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        done = _read(hidden, weight, bias, targets, kept, settings)
+        done = _read(hidden, weight, bias, targets, rows_n, settings)
         ctx.save_for_backward(
-            hidden, weight, bias, targets, kept, done.reference, done.log_total, done.miss, done.entropies
+            hidden, weight, bias, targets, rows_n, done.reference, done.log_total, done.miss, done.entropies
         )
         ctx.settings = settings
-        logps, entropies = _spread(done, kept, len(hidden))
+        logps, entropies = _spread(done, rows_n, len(hidden))
         if not entropy_grad:
             ctx.mark_non_differentiable(entropies)
         return logps, entropies
@@ -287,7 +287,7 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logps_N: Tensor | None, grad_entropies_N: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, kept, reference, log_total, miss, entropies = ctx.saved_tensors
+        hidden, weight, bias, targets, rows_n, reference, log_total, miss, entropies = ctx.saved_tensors
         settings: Settings = ctx.settings
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         nothing = (None,) * 7
@@ -301,11 +301,11 @@ class _Recomputed(torch.autograd.Function):
         def counted(tensor: Tensor | None) -> Tensor | None:
             if tensor is None:
                 return None
-            return (tensor if kept is None else tensor.index_select(0, kept)).to(sums).contiguous()
+            return (tensor if rows_n is None else tensor.index_select(0, rows_n)).to(sums).contiguous()
 
         grad_logps, grad_entropies = counted(grad_logps_N), counted(grad_entropies_N)
-        hidden_nD = (hidden if kept is None else hidden.index_select(0, kept)).to(settings.dtype)
-        targets_n = targets if kept is None else targets.index_select(0, kept)
+        hidden_nD = (hidden if rows_n is None else hidden.index_select(0, rows_n)).to(settings.dtype)
+        targets_n = targets if rows_n is None else targets.index_select(0, rows_n)
         tile_MC = torch.empty(cut.tokens, cut.vocab, device=device, dtype=sums)
         grads_MC = torch.empty(cut.tokens, cut.vocab, device=device, dtype=settings.dtype)
         d_hidden = torch.zeros(n, width, device=device, dtype=sums) if wants_hidden else None
@@ -339,8 +339,8 @@ class _Recomputed(torch.autograd.Function):
                 d_weight[c:d] = d_tile[: d - c]
         if d_hidden is not None:
             d_hidden = d_hidden.to(hidden.dtype)
-            if kept is not None:
-                d_hidden = torch.zeros_like(hidden).index_copy_(0, kept, d_hidden)
+            if rows_n is not None:
+                d_hidden = torch.zeros_like(hidden).index_copy_(0, rows_n, d_hidden)
         return d_hidden, d_weight, None if d_bias is None else d_bias.to(bias.dtype), None, None, None, None
 
 
@@ -375,10 +375,10 @@ def _check(
         raise UserError("entropy_grad=True needs entropy=True.")
 
 
-def _check_targets(targets: Tensor, kept: Tensor | None, vocab: int) -> None:
+def _check_targets(targets: Tensor, rows_n: Tensor | None, vocab: int) -> None:
     """On the CPU, where looking costs nothing; on a GPU a target outside the vocabulary gives NaN instead."""
     if targets.is_cuda:
         return
-    counted = targets if kept is None else targets[kept]
+    counted = targets if rows_n is None else targets[rows_n]
     if bool(((counted < 0) | (counted >= vocab)).any()):
         raise UserError(f"a target that counts lies outside the vocabulary of {vocab}: leave it out with mask_N.")

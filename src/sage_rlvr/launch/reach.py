@@ -25,35 +25,35 @@ def within_reach(problems: Sequence[Problem], source: str | Path) -> list[Proble
     task = problems[0].task
     known = tallies(source, task)
     sampled = [(p, *known[p.id]) for p in problems if p.id in known]
-    kept = [p for p, right, n in sampled if 0 < right < n]
+    reached = [p for p, right, n in sampled if 0 < right < n]
     never = sum(right == 0 for _, right, _ in sampled)
-    always = len(sampled) - len(kept) - never
+    always = len(sampled) - len(reached) - never
     print(
-        f"within reach: {len(kept):,} of {len(sampled):,} sampled problems ({never:,} never right, {always:,} always)"
+        f"within reach: {len(reached):,} of {len(sampled):,} sampled problems ({never:,} never right, {always:,} always)"
     )
-    if not kept:
+    if not reached:
         raise UserError(
             f"{source}: of {len(sampled):,} sampled problems of {task} none is right in some samples and wrong in others; sample "
             "more problems, or more of each (eval --split train --limit … --n …)."
         )
-    return kept
+    return reached
 
 
 def tallies(source: str | Path, task: str) -> Tallies:
     """From an evaluation's folder, or from a file that ``write_tallies`` made of one: the user's, or one beside the studies."""
     source = source if Path(source).exists() or not SHELF.joinpath(source).is_file() else SHELF / source
-    found = _from_file(Path(source), task) if Path(source).is_file() else _from_store(source, task)
-    if not found:
+    counts = _from_file(Path(source), task) if Path(source).is_file() else _from_store(source, task)
+    if not counts:
         raise UserError(
             f"{source} has no samples of {task}: make them with 'sage-rlvr eval --model … --tasks {task} --split train --n 8 "
             "--out …'."
         )
-    return found
+    return counts
 
 
-def write_tallies(path: str | Path, found: Tallies, task: str, **about: object) -> None:
+def write_tallies(path: str | Path, counts: Tallies, task: str, **about: object) -> None:
     """The counts alone, small enough to keep."""
-    content = {**about, "task": task, "problems": {p: list(pair) for p, pair in sorted(found.items())}}
+    content = {**about, "task": task, "problems": {p: list(pair) for p, pair in sorted(counts.items())}}
     write_whole(Path(path), json.dumps(content) + "\n")
 
 

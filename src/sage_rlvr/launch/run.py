@@ -155,6 +155,7 @@ def parse(argv: list[str], read: bool = True) -> tuple[RunArguments, SAGEConfig,
     recipe = dict(settings)
     settings.setdefault("output_dir", UNNAMED)
     parser = make_parser()
+    values.refuse_gone(settings, f"recipe {name}: ")
     unknown = parser.set_defaults_with_config(**settings)
     if unknown:
         raise UserError(f"recipe {name}: {_unknown(unknown[0].removeprefix('--'))}")
@@ -165,7 +166,9 @@ def parse(argv: list[str], read: bool = True) -> tuple[RunArguments, SAGEConfig,
     except (ValueError, ImportError) as e:  # what TRL and transformers refuse is a value that somebody wrote
         raise UserError(" ".join(str(e).split())) from e
     if strangers:
-        raise UserError(_unknown(strangers[0].removeprefix("--").partition("=")[0]))
+        flag, _, value = strangers[0].removeprefix("--").partition("=")
+        values.refuse_gone({flag: value or next(iter(strangers[1:]), 1.0)})
+        raise UserError(_unknown(flag))
     run, args, model_args = parsed
     values.check(model_args)
     if read:

@@ -30,6 +30,7 @@ from sage_rlvr.files import read_json
 from sage_rlvr.launch.recipes import layers, list_recipes, load_recipe, merged
 from sage_rlvr.models import write_whole
 from sage_rlvr.names import field_keys, near
+from sage_rlvr.values import refuse_gone
 
 RECORD = "study.json"
 
@@ -129,6 +130,8 @@ def load_study(path_or_name: str | Path) -> Study:
         raise UserError(f"{path.name}: the part {part!r} is missing.")
     train = _extended(content.get("train") or {})
     variants = _swept({name: _extended(v or {}) for name, v in content["variants"].items()})
+    for part, settings in {"train": train, **variants}.items():
+        refuse_gone(settings, f"{path.name}, {part}: ")
     return Study(path.stem, content["base"], train, variants, list(content["seeds"]), content["evaluate"])
 
 

@@ -1,69 +1,61 @@
 """Around a run: a progress line, a word where samples are not the policy's, held-out pass@k."""
 
 import json
-import random
 import time
-from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils import gather_object
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
+from sage_rlvr.models import write_whole
 from sage_rlvr.stats.pass_at_k import pass_at_k
+from sage_rlvr.train.reward_guard import random_state
 
 
-class SaidOnce(TrainerCallback, ABC):
-    """Prints its sentence at the first log with ``metric`` above ``limit`` and a mean of log π − log(q·π_ref) below 0."""
+class WarnOnce(TrainerCallback):
+    """Prints ``sentence`` at the first log with ``metric`` above ``limit`` and a mean of log π − log(q·π_ref) below 0."""
 
     metric: str
     limit: float
-    said = False
+    sentence: str  # what is wrong and what to do, after "at step N"
+    warned = False
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         value, mean = ((logs or {}).get(name, 0.0) for name in (self.metric, "sage/pseudo_kl"))
-        if state.is_world_process_zero and not self.said and value > self.limit and mean < 0:
-            self.said = True
-            print(f"sage: at step {state.global_step} {self.sentence(value, mean)}")
-
-    @abstractmethod
-    def sentence(self, value: float, mean: float) -> str:
-        """What is wrong and what to do, after "at step N"."""
+        if state.is_world_process_zero and not self.warned and value > self.limit and mean < 0:
+            self.warned = True
+            print(f"sage: at step {state.global_step} {self.sentence.format(value=value, mean=mean)}")
 
 
-class OnPolicy(SaidOnce):
+class OnPolicy(WarnOnce):
     """The tokens cannot be the policy's own: on policy the KL and the mean of log π − log π_ref estimate the same divergence. For
-    runs without a guide, with one update a rollout batch."""
+    runs without a guide, with one update per rollout batch."""
 
-    metric, limit = "kl_ref", 0.05  # nats a token: below it the mean of a few rows may be negative by chance
-
-    def sentence(self, value: float, mean: float) -> str:
-        return (
-            f"kl_ref is {value:.3g} and the mean of log π − log π_ref {mean:.3g}, which on policy cannot be below 0: the tokens "
-            "come from another policy than the one that is trained. Look for dropout, or for a sampler with other weights or "
-            "numerics (docs: FAQ)."
-        )
+    metric, limit = "kl_ref", 0.05  # nats per token: below it the mean of a few rows may be negative by chance
+    sentence = (
+        "kl_ref is {value:.3g} and the mean of log π − log π_ref {mean:.3g}, which on policy cannot be below 0: the tokens "
+        "come from another policy than the one that is trained. Look for dropout, or for a sampler with other weights or "
+        "numerics (docs: FAQ)."
+    )
 
 
-class PaidToRamble(SaidOnce):
+class PaidToRamble(WarnOnce):
     """The guide pays more than the task: the bonus of exact credit (k1-reward alone logs it) moves an advantage by more than a
     right answer does, and D̃ is below 0, so that more text of this kind earns more of it (docs: Theory)."""
 
     metric, limit = "sage/bonus_abs", 1.0  # what a right answer earns
-
-    def sentence(self, value: float, mean: float) -> str:
-        return (
-            f"the guide pays more than the task: the bonus is {value:.3g} per completion, a right answer earns 1, and long "
-            "uncertain text earns most (look at completions/clipped_ratio and entropy). Train with guide_center=batch, which "
-            "takes the mean of log q out, or with a smaller beta (docs: Theory)."
-        )
+    sentence = (
+        "the guide pays more than the task: the bonus is {value:.3g} per completion, a right answer earns 1, and long "
+        "uncertain text earns most (look at completions/clipped_ratio and entropy). Train with guide_center=batch, which "
+        "takes the mean of log q out, or with a smaller beta (docs: Theory)."
+    )
 
 
-SHOWN = {  # metric → what the console calls it, and how it is written
+CONSOLE = {  # metric → what the console calls it, and how it is written
     "reward": ("reward", ".3f"),
     "kl_ref": ("KL", ".2g"),
     "sage/active": ("active", ".2f"),
@@ -100,20 +92,18 @@ class TrainingProgress(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
-        shown = [*held_out_lines(logs or {}), *filter(None, [step_line(logs or {})])]
-        for line in shown:
-            left = "" if self._bar is not None or line.startswith("held out") else self._left(state)
-            self._print(f"{state.global_step}/{state.max_steps}  {line}{left}")
+        step = step_line(logs or {})
+        lines = [*held_out_lines(logs or {}), *([step + self._time_left(state)] if step else [])]
+        for line in lines:
+            text = f"{state.global_step}/{state.max_steps}  {line}"
+            self.console.print(text, soft_wrap=True, highlight=False, markup=False)
 
-    def _left(self, state: Any) -> str:
-        took, done = time.monotonic() - self._start[0], state.global_step - self._start[1]
-        if not done:
+    def _time_left(self, state: Any) -> str:
+        seconds, steps = time.monotonic() - self._start[0], state.global_step - self._start[1]
+        if self._bar is not None or not steps:
             return ""
-        seconds = took / done * (state.max_steps - state.global_step)
-        return f"  ~{seconds:.0f} s" if seconds < 100 else f"  ~{seconds / 60:.0f} min"
-
-    def _print(self, line: str) -> None:
-        self.console.print(line, soft_wrap=True, highlight=False, markup=False)
+        left = seconds / steps * (state.max_steps - state.global_step)
+        return f"  ~{left:.0f} s" if left < 100 else f"  ~{left / 60:.0f} min"
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.close()
@@ -125,11 +115,11 @@ class TrainingProgress(TrainerCallback):
 
 
 def step_line(logs: dict[str, Any]) -> str:
-    """What a training step shows; nothing for a log that is not one's."""
+    """What the console says of a training step; nothing for a log that is not one's."""
     if "reward" not in logs:
         return ""
-    found = {name: logs[name] for name in SHOWN if isinstance(logs.get(name), int | float)}
-    return "  ".join(f"{SHOWN[name][0]} {value:{SHOWN[name][1]}}" for name, value in found.items())
+    numbers = [(*CONSOLE[name], logs[name]) for name in CONSOLE if isinstance(logs.get(name), int | float)]
+    return "  ".join(f"{label} {value:{style}}" for label, style, value in numbers)
 
 
 def held_out_lines(logs: dict[str, Any]) -> list[str]:
@@ -151,10 +141,7 @@ class LogFile(TrainerCallback):
             return
         path = Path(args.output_dir, "log.jsonl")
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [json.dumps(entry) for entry in state.log_history]
-        part = path.with_suffix(".part")
-        part.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        part.replace(path)
+        write_whole(path, "".join(f"{json.dumps(entry)}\n" for entry in state.log_history))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if state.is_world_process_zero and logs:
@@ -180,18 +167,10 @@ class HeldOutPassAtK(TrainerCallback):
     """
 
     def __init__(
-        self,
-        trainer: Any,
-        rows: list[dict[str, Any]],
-        reward_func: Any,
-        every: int,
-        n: int = 8,
-        seed: int = 0,
-        label: str = "",
+        self, trainer: Any, rows: list[dict], reward_func: Any, every: int, n: int = 8, seed: int = 0, label: str = ""
     ):
         self.trainer, self.rows, self.reward_func = trainer, rows, reward_func
         self.every, self.n, self.seed, self.label = every, n, seed, f"{label}/" if label else ""
-        self.history: list[dict[str, float]] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0:
@@ -207,13 +186,12 @@ class HeldOutPassAtK(TrainerCallback):
         padded = self.rows + self.rows[: -len(self.rows) % world]  # every rank generates the same number of rows
         share = len(padded) // world
         mine = [row for row in padded[rank * share : (rank + 1) * share] for _ in range(self.n)]
-        kept = trainer.num_generations_eval
-        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-        seen, python, numpy = trainer.state.num_input_tokens_seen, random.getstate(), np.random.get_state()
+        before = trainer.num_generations_eval, trainer.state.num_input_tokens_seen
+        restore = random_state()
         trainer.model.eval()
         trainer.num_generations_eval = self.n
         try:
-            with torch.random.fork_rng(devices), torch.no_grad():
+            with torch.no_grad():
                 torch.manual_seed(self.seed * 1_000_003 + step * 131 + rank)
                 prompts = [row["prompt"] for row in mine]
                 completions, ids, truncated = list[Any](), list[Any](), list[bool]()
@@ -228,10 +206,8 @@ class HeldOutPassAtK(TrainerCallback):
             trainer._metrics["eval"].clear()
             self._log(gather_object(list(verdicts))[: len(self.rows) * self.n], step)
         finally:
-            random.setstate(python)  # vLLM draws from both
-            np.random.set_state(numpy)
-            trainer.num_generations_eval = kept
-            trainer.state.num_input_tokens_seen = seen
+            restore()  # of all: vLLM draws from Python's and NumPy's too
+            trainer.num_generations_eval, trainer.state.num_input_tokens_seen = before
             trainer.model.train()
 
     def _log(self, verdicts: list[float | None], step: int) -> None:
@@ -239,10 +215,8 @@ class HeldOutPassAtK(TrainerCallback):
         right = [sum(v > 0 for v in g if v is not None) for g in groups if None not in g]
         if not right:
             return
-        out = {
-            f"{HELD_OUT}{self.label}pass@{k}": float(pass_at_k(self.n, right, k).mean()) for k in sorted({1, self.n})
-        }
-        self.history.append({"step": step, **out})
+        sizes = sorted({1, self.n})
+        out = {f"{HELD_OUT}{self.label}pass@{k}": float(pass_at_k(self.n, right, k).mean()) for k in sizes}
         due = self.trainer.control.should_log
         self.trainer.log(dict(out))
         self.trainer.control.should_log = due  # logging would otherwise count as this step's own log

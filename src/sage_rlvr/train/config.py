@@ -1,9 +1,9 @@
 """SAGEConfig: TRL's GRPOConfig plus the anchor. What cannot work together is refused here, in one sentence."""
 
-from dataclasses import dataclass, field, fields
-from threading import TIMEOUT_MAX
+from dataclasses import dataclass
 from typing import Any
 
+from transformers.hf_argparser import HfArg
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
@@ -13,7 +13,7 @@ from sage_rlvr.anchor import ESTIMATORS, Guide, make_guide
 from sage_rlvr.anchor.penalty import CREDITS
 from sage_rlvr.errors import UserError
 from sage_rlvr.names import near
-from sage_rlvr.train import kept, reset, token_credit
+from sage_rlvr.train import keep_from, reset, token_credit
 
 # what a loss type divides by: rows of the batch it sees, counted tokens of it, or the rollout batch's tokens
 WEIGHTS = {
@@ -22,7 +22,6 @@ WEIGHTS = {
 }  # fmt: skip
 PROVIDED = frozenset({"entropies", "ref_entropies", "rewards", "group", "beta", "hidden"})  # signals a run can compute
 CREDITED = frozenset({"logps", "ref_logps", "lengths", "answers"})  # and what it can show an advantage
-BIAS_CORRECTION = {"k3": False, "k3+": True}  # TRL's use_bias_correction_kl; the other estimators bypass TRL's KL
 
 
 @dataclass
@@ -35,132 +34,65 @@ class SAGEConfig(GRPOConfig):
 
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "guide_args", "advantage_args"]
 
-    guide: str = field(
-        default="branch",
-        metadata={"help": "Shape of the anchor: 'branch', 'tempered', 'branch-quantile', 'tempered-quantile', 'token', 'random', "
-                  "'verified', 'group', 'value', 'none', a registered name, or 'package.module:Class'."},
-    )  # fmt: skip
-    guide_args: dict | str | None = field(
-        default=None, metadata={"help": "Arguments of the guide, as a dict (JSON on the command line)."}
-    )
-    anchor_estimator: str = field(
-        default="k3",
-        metadata={"help": "How the pull toward q·π_ref is estimated: 'k3' (as published), 'k1-reward' (as derived, exact), "
-                  "'k2', 'k3+', 'forward' or 'forward-value'. docs/estimators.md says which gradient each follows."},
-    )  # fmt: skip
-    anchor_credit: str = field(
-        default="sequence",
-        metadata={"help": "For k1-reward: 'sequence' (exact for every guide) or 'to_go' (less noise, exact for guides whose "
-                  "q_t depends on the past alone)."},
-    )  # fmt: skip
-    guide_hold: bool = field(
-        default=True,
-        metadata={"help": "Compute log q once per rollout batch, at the policy that sampled, and hold it for all its "
-                  "updates. False: anew at every update."},
-    )  # fmt: skip
-    guide_center: str = field(
-        default="none",
-        metadata={"help": "'batch' subtracts the mean of log q over counted tokens, so that the bonus does not pay for "
-                  "length; 'none' is as published."},
-    )  # fmt: skip
-    anchor_reset: int = field(
-        default=0,
-        metadata={
-            "help": "ProRL: optimizer steps after which the reference becomes the policy, with an adapter too. 0: never."
-        },
-    )
-    dynamic_sampling: int = field(
-        default=0,
-        metadata={
-            "help": "DAPO: how many extra rounds may draw new prompts in place of groups that teach nothing: rewards all equal, "
-            "or, with another advantage than 'group', advantages all 0."
-        },
-    )
-    advantage: list[str] | str = field(
-        default="group",
-        metadata={
-            "default": "group",  # transformers' parser takes none from the field where a list is allowed
-            "help": "How rewards become advantages: 'group' ((r − mean)/std, as scale_rewards says); 'focal', 'maxrl', 'passk', "
-            "'pkpo'; 'rarity', 'coverage', 'unlikely', 'smooth', 'alike'; 'signed', 'risk'; 'beta'; per token 'clip_cov', "
-            "'kl_cov', 'entropy'; 'package.module:Class'; or "
-            "several of different kinds, such as rarity focal.",
-        },
-    )
-    advantage_args: dict | str | None = field(
-        default=None,
-        metadata={
-            "help": "Arguments of the advantage, as a dict (JSON on the command line); of several, a dict for each by its name."
-        },
-    )
-    keep_from: str | None = field(
-        default=None,
-        metadata={"help": "Folder of an evaluation of the start model on training problems: a divergence from π_ref on its "
-                  "right answers is added to the loss, so that training keeps them (DPH-RL)."},
-    )  # fmt: skip
-    keep_coef: float = field(
-        default=0.05,
-        metadata={"help": "Its weight: the published .01 to .05 for forward, .05 to .2 for js. 0: only measured."},
-    )
-    keep_divergence: str = field(
-        default="forward", metadata={"help": "'forward' (KL, needs no reference) or 'js' (Jensen–Shannon)."}
-    )
-    keep_batch: int | None = field(
-        default=None, metadata={"help": "Kept answers per optimizer step; unset: as many as it has prompts."}
-    )
-    keep_per_problem: int = field(default=4, metadata={"help": "Most kept answers of one problem."})
-    reward_timeout_s: float | None = field(
-        default=1800.0,
-        metadata={
-            "help": "Seconds one call of a reward function may take, a whole rollout batch of this process; then the run stops "
-            "with a checkpoint. null: no limit."
-        },
-    )
-    fused_head: bool | None = field(
-        default=None,
-        metadata={
-            "help": "Log-probs and entropies by sage_rlvr.head: two matrix passes instead of three where the output layer is "
-            "frozen. Unset: on a GPU. False, and models it does not cover, keep TRL's fused head, bit for bit."
-        },
-    )
-    tokens_per_microbatch: int | None = field(
-        default=None,
-        metadata={
-            "help": "Padded tokens (rows × longest row) that one forward and backward pass may hold. A slice of "
-            "per_device_train_batch_size rollouts is sorted by length and cut to it; loss and gradient stay the slice's. "
-            "Unset: TRL's way, the whole slice at once, bit for bit."
-        },
-    )
-    skip_zero_advantage: bool = field(
-        default=True,
-        metadata={
-            "help": "With tokens_per_microbatch: rows that add nothing to the gradient are not run. Those without a counted "
-            "token; and those with advantage 0 where the penalty is not in the loss (beta=0, or k1-reward) and there is no "
-            "entropy bonus. Normalisers count them; entropy, kl and clip ratios are then over the rows that ran."
-        },
-    )
-    vllm_kv_cache_gib: float | None = field(
-        default=None,
-        metadata={
-            "help": "Colocated vLLM: GiB of KV cache, in place of what its profiling finds free, which fails where other runs "
-            "start on the same GPU at the same time. Set vllm_gpu_memory_utilization low with it: that much must be free."
-        },
-    )
-    stop_strings: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "A completion that reaches one of these is finished, on every backend. The prompt format sets them."
-        },
-    )
-    bf16: bool | None = field(default=None, metadata={"help": "bf16 mixed precision; unset: on where the GPU has it."})
+    # fmt: off
+    guide: str = HfArg(default="branch", help="Shape of the anchor: 'branch', 'tempered', 'branch-quantile', "
+        "'tempered-quantile', 'token', 'random', 'verified', 'group', 'value', 'none', a registered name, or "
+        "'package.module:Class'.")
+    guide_args: dict | str | None = HfArg(default=None, help="Arguments of the guide, as a dict (JSON on the command line).")
+    anchor_estimator: str = HfArg(default="k3", help="How the pull toward q·π_ref is estimated: 'k3' (as published), "
+        "'k1-reward' (as derived, exact), 'k2', 'k3+', 'forward' or 'forward-value'. docs/estimators.md says which gradient "
+        "each follows.")
+    anchor_credit: str = HfArg(default="sequence", help="For k1-reward: 'sequence' (exact for every guide) or 'to_go' (less "
+        "noise, exact for guides whose q_t depends on the past alone).")
+    guide_hold: bool = HfArg(default=True, help="Compute log q once per rollout batch, at the policy that sampled, and hold it "
+        "for all its updates. False: anew at every update.")
+    guide_center: str = HfArg(default="none", help="'batch' subtracts the mean of log q over counted tokens, so that the bonus "
+        "does not pay for length; 'none' is as published.")
+    anchor_reset: int = HfArg(default=0, help="ProRL: optimizer steps after which the reference becomes the policy, with an "
+        "adapter too. 0: never.")
+    dynamic_sampling: int = HfArg(default=0, help="DAPO: how many extra rounds may draw new prompts in place of groups that "
+        "teach nothing: rewards all equal, or, with another advantage than 'group', advantages all 0.")
+    advantage: list[str] | str = HfArg(default="group", metadata={"default": "group"}, help="How rewards become advantages: "
+        "'group' ((r − mean)/std, as scale_rewards says); 'focal', 'maxrl', 'passk', 'pkpo'; 'rarity', 'coverage', 'unlikely', "
+        "'smooth', 'alike'; 'signed', 'risk'; 'beta'; per token 'clip_cov', 'kl_cov', 'entropy'; 'package.module:Class'; or "
+        "several of different kinds, such as rarity focal.")
+    advantage_args: dict | str | None = HfArg(default=None, help="Arguments of the advantage, as a dict (JSON on the command "
+        "line); of several, a dict for each by its name.")
+    keep_from: str | None = HfArg(default=None, help="Folder of an evaluation of the start model on training problems: a "
+        "divergence from π_ref on its right answers is added to the loss, so that training keeps them (DPH-RL).")
+    keep_coef: float = HfArg(default=0.05, help="Its weight: the published .01 to .05 for forward, .05 to .2 for js. 0: only "
+        "measured.")
+    keep_divergence: str = HfArg(default="forward", help="'forward' (KL, needs no reference) or 'js' (Jensen–Shannon).")
+    keep_batch: int | None = HfArg(default=None, help="Kept answers per optimizer step; unset: as many as it has prompts.")
+    keep_per_problem: int = HfArg(default=4, help="Most kept answers of one problem.")
+    reward_timeout_s: float | None = HfArg(default=1800.0, help="Seconds one call of a reward function may take, a whole "
+        "rollout batch of this process; then the run stops with a checkpoint. null: no limit.")
+    fused_head: bool | None = HfArg(default=None, help="Log-probs and entropies by sage_rlvr.head: two matrix passes instead of "
+        "three where the output layer is frozen. Unset: on a GPU. False, and models it does not cover, keep TRL's fused head, "
+        "bit for bit.")
+    tokens_per_microbatch: int | None = HfArg(default=None, help="Padded tokens (rows × longest row) that one forward and "
+        "backward pass may hold. A slice of per_device_train_batch_size rollouts is sorted by length and cut to it; loss and "
+        "gradient stay the slice's. Unset: TRL's way, the whole slice at once, bit for bit.")
+    skip_zero_advantage: bool = HfArg(default=True, help="With tokens_per_microbatch: rows that add nothing to the gradient are "
+        "not run. Those without a counted token; and those with advantage 0 where the penalty is not in the loss (beta=0, or "
+        "k1-reward) and there is no entropy bonus. Normalisers count them; entropy, kl and clip ratios are then over the rows "
+        "that ran.")
+    vllm_kv_cache_gib: float | None = HfArg(default=None, help="Colocated vLLM: GiB of KV cache, in place of what its profiling "
+        "finds free, which fails where other runs start on the same GPU at the same time. Set vllm_gpu_memory_utilization low "
+        "with it: that much must be free.")
+    stop_strings: list[str] | None = HfArg(default=None, help="A completion that reaches one of these is finished, on every "
+        "backend. The prompt format sets them.")
+    bf16: bool | None = HfArg(default=None, help="bf16 mixed precision; unset: on where the GPU has it.")
     # TRL's defaults that change
-    beta: float = field(default=0.05, metadata={"help": "Coefficient of the pull toward the anchor q·π_ref."})
-    loss_type: str = field(
-        default="grpo",
-        metadata={"help": "TRL's loss types: grpo, bnpo, dr_grpo, dapo, cispo, sapo, luspo, vespo."},
-    )
-    use_bias_correction_kl: bool | None = field(
-        default=None, metadata={"help": "Derived from anchor_estimator: False for k3, True for k3+. Leave it unset."}
-    )
+    beta: float = HfArg(default=0.05, help="Coefficient of the pull toward the anchor q·π_ref.")
+    loss_type: str = HfArg(default="grpo", help="TRL's loss types: grpo, bnpo, dr_grpo, dapo, cispo, sapo, luspo, vespo.")
+    use_bias_correction_kl: bool | None = HfArg(default=None, help="Derived from anchor_estimator: False for k3, True for k3+. "
+        "Leave it unset.")
+    # fmt: on
+
+    def __new__(cls, *args: Any, **settings: Any) -> "SAGEConfig":
+        values.refuse_gone(settings)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if self.bf16 is None and not self.fp16 and not is_torch_bf16_gpu_available():
@@ -169,8 +101,8 @@ class SAGEConfig(GRPOConfig):
         try:
             super().__post_init__()
         except ValueError as e:  # what TRL and transformers refuse is a value that somebody wrote
-            said = " ".join(str(e).split())
-            raise UserError(self._uneven_batch() if "divisible by num_generations" in said else said) from e
+            why = " ".join(str(e).split())
+            raise UserError(self._uneven_batch() if "divisible by num_generations" in why else why) from e
         self._check_choices()
         self._derive_bias_correction()
         guide = self.make_guide()
@@ -184,11 +116,9 @@ class SAGEConfig(GRPOConfig):
         self._check_advantage(self.make_advantage())
         reset.check(self)
         self._check_rollouts()
-        kept.check(self)
+        keep_from.check(self)
         if self.tokens_per_microbatch is not None:
             self._check_micro_batches()
-        if self.vllm_kv_cache_gib is not None:
-            self._check_kv_cache()
         if self.use_vllm and self.vllm_importance_sampling_correction:
             self._check_correction()
 
@@ -203,19 +133,20 @@ class SAGEConfig(GRPOConfig):
 
     def make_advantage(self) -> Advantage:
         """A new advantage as configured: ``group`` scales as scale_rewards says, and ``alike`` has the run's own beta."""
-        args = dict(self.advantage_args or {})  # type: ignore[arg-type]
+        given: Any = self.advantage_args or {}
+        single = self.advantage if isinstance(self.advantage, str) else None
+        args = {single: given} if single else dict(given)  # by name
         own = {"group": ("scale", "scale_rewards", self.scale_rewards), "alike": ("beta", "beta", self.beta)}
-        for name, (argument, setting, value) in own.items():
-            if name not in ([self.advantage] if isinstance(self.advantage, str) else self.advantage):
+        for name, (argument, name_here, value) in own.items():
+            if name not in ([single] if single else self.advantage):
                 continue
-            told = args if isinstance(self.advantage, str) else dict(args.get(name) or {})
-            if told.setdefault(argument, value) != value:
+            args[name] = {argument: value} | (args.get(name) or {})
+            if args[name][argument] != value:
                 raise UserError(
-                    f"advantage {name!r}: {argument}={told[argument]!r} is not this run's {setting}={value!r}: leave it out of "
-                    f"advantage_args, and set {setting}."
+                    f"advantage {name!r}: {argument}={args[name][argument]!r} is not this run's {name_here}={value!r}: leave it "
+                    f"out of advantage_args, and set {name_here}."
                 )
-            args = told if isinstance(self.advantage, str) else args | {name: told}
-        return make_advantage(self.advantage, **args)
+        return make_advantage(self.advantage, **(args[single] if single else args))
 
     def wants_whole_batch(self) -> str | None:
         """The setting, if any, that takes a pass over the whole rollout batch at once, at the policy that sampled."""
@@ -240,31 +171,23 @@ class SAGEConfig(GRPOConfig):
             ("entropy_coef", 0.0), ("multi_objective_aggregation", "sum_then_normalize"), ("off_policy_mask_threshold", None),
             ("guide_center", "none"), ("keep_from", None),
         ]  # fmt: skip
-        found = [
+        out = [
             f"{name}={getattr(self, name)!r} (exact: {want!r})" for name, want in needed if getattr(self, name) != want
         ]
-        if self.min_p:
-            found.append(f"min_p={self.min_p} (exact: 0)")
-        if self.steps_per_generation > self.gradient_accumulation_steps:
-            found.append(
-                "several optimizer steps per rollout batch (exact: steps_per_generation = gradient_accumulation_steps)"
-            )
-        if guide is not None and self.anchor_credit == "to_go" and not guide.past_only:
-            found.append(
-                f"anchor_credit='to_go' with guide {self.guide!r}, which looks at later tokens (exact: 'sequence')"
-            )
-        if guide is not None and not self.guide_hold:
-            found.append("guide_hold=False (exact: True)")
-        if guide is not None and "group" in guide.needs:
-            found.append(
-                f"guide {self.guide!r} knows the solve rate from num_generations={self.num_generations} completions"
-            )
-        if self.use_vllm and self.vllm_importance_sampling_correction:
-            mode = self.vllm_importance_sampling_mode
-            found.append(
-                f"vllm_importance_sampling_mode={mode!r} weighs what the sampler's numerics change (exact: none)"
-            )
-        return found + reset.departures(self)
+        mode = self.vllm_importance_sampling_mode
+        cases = {
+            f"min_p={self.min_p} (exact: 0)": self.min_p,
+            "several optimizer steps per rollout batch (exact: steps_per_generation = gradient_accumulation_steps)":
+                self.steps_per_generation > self.gradient_accumulation_steps,
+            f"anchor_credit='to_go' with guide {self.guide!r}, which looks at later tokens (exact: 'sequence')":
+                guide is not None and self.anchor_credit == "to_go" and not guide.past_only,
+            "guide_hold=False (exact: True)": guide is not None and not self.guide_hold,
+            f"guide {self.guide!r} knows the solve rate from num_generations={self.num_generations} completions":
+                guide is not None and "group" in guide.needs,
+            f"vllm_importance_sampling_mode={mode!r} weighs what the sampler's numerics change (exact: none)":
+                self.use_vllm and self.vllm_importance_sampling_correction,
+        }  # fmt: skip
+        return out + [case for case, present in cases.items() if present] + reset.departures(self)
 
     # ---- what is refused -------------------------------------------------------------------------------------------
 
@@ -293,20 +216,11 @@ class SAGEConfig(GRPOConfig):
             "loss_type": WEIGHTS,
         }
         for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise UserError(
-                    f"{name}={getattr(self, name)!r} is unknown: {near(str(getattr(self, name)), allowed)}."
-                )
-        if self.reward_timeout_s is not None and not 0 < self.reward_timeout_s < TIMEOUT_MAX:
-            raise UserError(
-                f"reward_timeout_s={self.reward_timeout_s} is the seconds one call of a reward function may take: set a number "
-                "above 0, or null for no limit."
-            )
-        if self.dynamic_sampling < 0:
-            raise UserError(f"dynamic_sampling={self.dynamic_sampling} counts extra rounds; set 0 or more.")
+            if (value := getattr(self, name)) not in allowed:
+                raise UserError(f"{name}={value!r} is unknown: {near(str(value), allowed)}.")
 
     def _derive_bias_correction(self) -> None:
-        wanted = BIAS_CORRECTION.get(self.anchor_estimator, False)
+        wanted = self.anchor_estimator == "k3+"  # the estimators beside k3 and k3+ bypass TRL's KL
         if self.use_bias_correction_kl is None:
             self.use_bias_correction_kl = wanted
         elif bool(self.use_bias_correction_kl) != wanted:
@@ -383,22 +297,22 @@ class SAGEConfig(GRPOConfig):
                 )
 
     def _check_advantage(self, advantage: Advantage) -> None:
-        said = f"advantage={self.advantage!r}"
+        name = f"advantage={self.advantage!r}"
         missing = sorted(advantage.needs - CREDITED)
         if missing:
             raise UserError(
-                f"{said} needs {', '.join(missing)}, which a training run does not compute; it can provide "
+                f"{name} needs {', '.join(missing)}, which a training run does not compute; it can provide "
                 f"{', '.join(sorted(CREDITED))}."
             )
         if "ref_logps" in advantage.needs and self.beta == 0:
-            raise UserError(f"{said} asks the reference, and beta=0 has none: set beta above 0, or another advantage.")
+            raise UserError(f"{name} asks the reference, and beta=0 has none: set beta above 0, or another advantage.")
         if any(part.name == "alike" for part in advantage.parts) and self.anchor_estimator != "k1-reward":
             raise UserError(
-                f"{said} makes right answers alike against the penalty in the reward, and anchor_estimator="
+                f"{name} makes right answers alike against the penalty in the reward, and anchor_estimator="
                 f"{self.anchor_estimator!r} is not: set anchor_estimator='k1-reward'."
             )
         if self.multi_objective_aggregation != "sum_then_normalize" and self.advantage != "group":
-            raise UserError(f"{said} needs multi_objective_aggregation='sum_then_normalize'.")
+            raise UserError(f"{name} needs multi_objective_aggregation='sum_then_normalize'.")
         token_credit.check(self, advantage.token_part)
         advantage.check_group(self.num_generations)
         if self.num_generations_eval:
@@ -406,14 +320,6 @@ class SAGEConfig(GRPOConfig):
                 advantage.check_group(self.num_generations_eval)
             except UserError as e:
                 raise UserError(f"num_generations_eval={self.num_generations_eval}: {e}") from e
-
-    def _check_kv_cache(self) -> None:
-        if self.vllm_kv_cache_gib <= 0:  # type: ignore[operator]
-            raise UserError(f"vllm_kv_cache_gib={self.vllm_kv_cache_gib} must be above 0, or left unset.")
-        if not self.use_vllm or self.vllm_mode != "colocate":
-            raise UserError(
-                "vllm_kv_cache_gib is for use_vllm=True with vllm_mode='colocate': set both, or leave it unset."
-            )
 
     def _check_correction(self) -> None:
         """vLLM's log-probs are those after truncation. Over a whole sequence the ratio to them is the product of the mass that
@@ -430,20 +336,15 @@ class SAGEConfig(GRPOConfig):
             )
 
     def _check_micro_batches(self) -> None:
-        if self.tokens_per_microbatch < 1:  # type: ignore[operator]
-            raise UserError(
-                f"tokens_per_microbatch={self.tokens_per_microbatch} counts tokens: set 1 or more, such as 16384."
-            )
         cannot = {  # what the whole slice decides together, or what counts backward passes
             "top_entropy_quantile": self.top_entropy_quantile < 1.0,
             "use_adaptive_entropy": self.use_adaptive_entropy,
-            "deepspeed": bool(self.deepspeed),
             "optim": str(self.optim).endswith(("lomo", "LOMO")),
         }
-        for name in (name for name, found in cannot.items() if found):
+        for name in (name for name, is_set in cannot.items() if is_set):
             raise UserError(
                 f"tokens_per_microbatch with {name}={getattr(self, name)!r} would not give the unsplit batch's gradient: "
-                f"leave one of them out."
+                "leave one of them out."
             )
 
     def _check_rollouts(self) -> None:
@@ -465,7 +366,7 @@ class SAGEConfig(GRPOConfig):
             raise UserError(
                 f"stop_strings is set twice, in generation_kwargs ({', '.join(keys)}) too: keep stop_strings."
             )
-
-
-def field_names() -> set[str]:
-    return {f.name for f in fields(SAGEConfig)}
+        if self.vllm_kv_cache_gib is not None and not (self.use_vllm and self.vllm_mode == "colocate"):
+            raise UserError(
+                "vllm_kv_cache_gib is for use_vllm=True with vllm_mode='colocate': set both, or leave it unset."
+            )

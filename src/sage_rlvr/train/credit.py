@@ -1,7 +1,7 @@
 """From rewards to advantages, for a whole rollout batch: what a completion is credited with.
 
-Shapes: B rows on this process, G rows a group (one prompt), W processes. Every process sees all W·B rows, computes the same and
-takes its own. Rewards stay as they were judged: what is logged, and what a guide is shown, are plain rewards.
+Every process sees all W·B rows, computes the same and keeps its own (dimensions: trainer.py). Rewards stay as they were judged:
+what is logged, and what a guide gets, are plain rewards.
 """
 
 from collections.abc import Sequence
@@ -63,9 +63,8 @@ class Credit:
         answers = gather_object([extract(text) for text in texts])
         if "answers" in self.advantage.needs:
             self._answers = gather_object([solution_key(first, text) for text in texts])
-        metrics = trainer._metrics["train" if trainer.model.training else "eval"]
-        metrics["sage/zero_variance_groups"].append(rollouts.flat_groups(rewards, self.group).float().mean().item())
-        metrics["sage/distinct_answers"].append(measure.distinct_per_group(answers, self.group))
+        flat, distinct = rollouts.flat_groups(rewards, self.group), measure.distinct_per_group(answers, self.group)
+        trainer.log_values({"sage/zero_variance_groups": flat.float().mean().item(), "sage/distinct_answers": distinct})
 
     # ---- advantages ------------------------------------------------------------------------------------------------
 
@@ -139,24 +138,25 @@ class Credit:
     # ---- the k1 reward ---------------------------------------------------------------------------------------------
 
     def add_bonus(self, output: dict[str, Any], logps: Tensor, log_q: Tensor, mask: Tensor) -> None:
-        """A += β·(bonus − its group's mean, across ranks), for rows that can be scored and count."""
-        trainer, group = self.trainer, self.group
-        accelerator = trainer.accelerator
+        """A += β·(bonus − its group's mean, across ranks), for rows that can be scored and count. Everything here is (B, K): with
+        anchor_credit "sequence" K = 1 and the advantages stay (B,); with "to_go" K = T and they become (B, T)."""
+        trainer, accelerator, group = self.trainer, self.trainer.accelerator, self.group
+        to_go = self.args.anchor_credit == "to_go"
         bonus = anchor_reward(logps, output["ref_per_token_logps"], log_q, mask, self.args.anchor_credit)
-        counts = ~output["sage_rewards"].isnan() & (mask.sum(1) > 0)  # (B,)
-        wide = accelerator.pad_across_processes(bonus, dim=1) if bonus.dim() == 2 else bonus
-        all_bonus, all_counts = accelerator.gather(wide), accelerator.gather(counts)
-        weight = all_counts.view(-1, group, *[1] * (all_bonus.dim() - 1)).to(bonus.dtype)
-        mean = (all_bonus.view(-1, group, *all_bonus.shape[1:]) * weight).sum(1) / weight.sum(1).clamp(min=1)
-        mean = mean.repeat_interleave(group, 0)[output["sage_rows"]]  # (B,) or (B, T)
-        if bonus.dim() == 2:
-            mean = mean[:, : bonus.shape[1]] * mask
-        scaled = trainer.beta * (bonus - mean) * (counts if bonus.dim() == 1 else counts[:, None])
-        task = output["advantages"]
-        output["advantages"] = (task if bonus.dim() == 1 else task[:, None]) + scaled
-        mode = "train" if trainer.model.training else "eval"
-        for name, value in measure.bonus(task, scaled, mask, accelerator).items():
-            trainer._metrics[mode][name].append(value)
+        bonus_BK = bonus if to_go else bonus[:, None]
+        counts_B1 = (~output["sage_rewards"].isnan() & (mask.sum(1) > 0))[:, None]
+        everyone = rollouts.gather_wide({"bonus": bonus_BK, "counts": counts_B1.to(bonus.dtype)}, accelerator)
+        all_bonus, weight = (
+            x.view(-1, group, x.shape[1]) for x in everyone.values()
+        )  # (groups, G, K) and (groups, G, 1)
+        mean = (all_bonus * weight).sum(1) / weight.sum(1).clamp(min=1)
+        mean_BK = mean.repeat_interleave(group, 0)[output["sage_rows"], : bonus_BK.shape[1]]
+        if to_go:
+            mean_BK = mean_BK * mask
+        scaled = trainer.beta * (bonus_BK - mean_BK) * counts_B1
+        task = output["advantages"]  # (B,)
+        output["advantages"] = task[:, None] + scaled if to_go else task + scaled[:, 0]
+        trainer.log_values(measure.bonus(task, scaled[:, 0], mask, accelerator))  # to go of the first token: the whole
 
 
 def mean_logps(logps: Tensor, mask: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ def _rates(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 def active_dropout(model: nn.Module) -> str | None:
     """What is still on, as in "attention_dropout=0.1"; None where nothing is."""
-    found = {f"{'dropout' if name == 'p' else name}={getattr(module, name)}" for module, name in _rates(model)}
-    return ", ".join(sorted(found)) or None
+    rates = {f"{'dropout' if name == 'p' else name}={getattr(module, name)}" for module, name in _rates(model)}
+    return ", ".join(sorted(rates)) or None
 
 
 def disable_dropout(model: nn.Module) -> None:

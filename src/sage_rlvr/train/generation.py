@@ -1,7 +1,7 @@
 """A GRPOTrainer whose completions end where the task says, on every backend, and whose groups share their prompt.
 
-With LoRA its sampler gets merged weights that were never in the model: TRL merges the adapter into the base and takes it out
-again, each time rounded, so that a base in bfloat16, which is also the reference, wanders off a little at every step.
+With LoRA its sampler gets merged weights that were never in the model: TRL merges the adapter into the base and out again, each
+time rounded, so that a base in bfloat16, which is also the reference, wanders off a little at every step.
 """
 
 import os
@@ -49,15 +49,14 @@ class GeneratingTrainer(ResumableTrainer):
             generation._iter_named_params = partial(merged_beside, generation)
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, dict[str, Any]]:
-        """A group's prompt is rendered and tokenised once, not once a completion."""
+        """A group's prompt is rendered and tokenised once, not once per completion."""
         if self._is_vlm or self.environment_factories is not None:
             return super()._tokenize_prompts(prompts)
-        first = [i for i, prompt in enumerate(prompts) if i == 0 or prompt != prompts[i - 1]]
-        ids, images, fields = super()._tokenize_prompts([prompts[i] for i in first])
+        groups = [(prompt, len(list(rows))) for prompt, rows in groupby(prompts)]
+        ids, images, fields = super()._tokenize_prompts([prompt for prompt, _ in groups])
         if images is not None or fields:
             return super()._tokenize_prompts(prompts)
-        repeats = [b - a for a, b in zip(first, [*first[1:], len(prompts)])]
-        return [list(row) for row, times in zip(ids, repeats) for _ in range(times)], None, {}
+        return [list(row) for row, (_, times) in zip(ids, groups) for _ in range(times)], None, {}
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> tuple[list[list[int]], Any]:
         if not self.stop_strings:
@@ -72,7 +71,7 @@ class GeneratingTrainer(ResumableTrainer):
         return ids, logprobs and [row[:cut] for row, cut in zip(logprobs, cuts)]
 
     def _generate(self, prompts: list) -> tuple:
-        if not (self.tools or self.rollout_func):  # nobody writes into a prompt: TRL's deep copy is one a group
+        if not (self.tools or self.rollout_func):  # nobody writes into a prompt: TRL's deep copy is one per group
             prompts = [same[0] for _, rows in groupby(prompts) for same in [list(rows)] for _ in same]
         out = super()._generate(prompts)
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
@@ -113,8 +112,8 @@ def merged_beside(generation: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def own_port(args: SAGEConfig) -> None:
-    """A colocated engine listens on a port even when it is alone. TRL takes 29500 where that is free, and of runs that start
-    together on one machine each finds it free; here the system names one, as it does for nobody else."""
+    """A colocated engine listens on a port even when it is alone. TRL uses 29500 where that is free, and several runs that start
+    together on one machine would all see it free; here the system gives each its own."""
     if args.use_vllm and args.vllm_mode == "colocate" and args.world_size == 1 and "MASTER_PORT" not in os.environ:
         with socket.socket() as s:
             s.bind(("localhost", 0))

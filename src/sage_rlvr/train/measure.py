@@ -4,7 +4,7 @@ where a step's time goes."""
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -14,59 +14,57 @@ from sage_rlvr.anchor import tellable
 from sage_rlvr.anchor.guides import quantiles
 
 
+class PerToken(NamedTuple):
+    """Of one pass of the policy, (B, T) each; None where a run has none."""
+
+    logps: Tensor
+    entropies: Tensor
+    ref: Tensor | None
+    log_q: Tensor | None
+    penalty: Tensor | None
+    mask: Tensor
+
+
 @torch.no_grad()
-def step(
-    logps: Tensor | None,
-    entropies: Tensor | None,
-    ref: Tensor | None,
-    log_q: Tensor | None,
-    penalty: Tensor | None,
-    mask: Tensor,
-    accelerator: Accelerator,
-) -> dict[str, float]:
+def step(seen: PerToken, accelerator: Accelerator) -> dict[str, float]:
     """One micro-batch, over all ranks, with one gather. Means are over counted tokens; quantiles are averaged over ranks.
 
     ``kl_ref`` is k3 toward the plain reference (TRL's own ``kl`` is toward the shaped one; ours where the penalty is ours);
     ``sage/pseudo_kl`` the k1 mean of D̃(π‖q·π_ref), which with unnormalised q is not what k3 estimates.
     """
-    assert logps is not None
-    assert entropies is not None
+    logps, entropies, ref, log_q, penalty, mask = seen
     on = mask.bool()
-    columns: dict[str, Tensor] = {"count": on.sum().float()}  # sums over tokens
-    log_ratio = None
+    sums: dict[str, Tensor] = {"count": on.sum().float()}  # over counted tokens
     if ref is not None:
         log_ratio = (ref - logps).float()
-        columns["kl_ref"] = _total(log_ratio.exp() - log_ratio - 1, on)
-        shaped = log_ratio if log_q is None else log_ratio + log_q
-        columns["sage/pseudo_kl"] = _total(-shaped, on)
+        sums["kl_ref"] = _total(log_ratio.exp() - log_ratio - 1, on)
+        sums["sage/pseudo_kl"] = _total(-log_ratio if log_q is None else -(log_ratio + log_q), on)
     if penalty is not None:
-        columns["kl"] = _total(penalty, on)
+        sums["kl"] = _total(penalty, on)
     if log_q is not None:
-        columns["sage/q_mean"] = _total(tellable(log_q).exp(), on)
-        columns["sage/active"] = _total((log_q != 0).float(), on)
-    sums = len(columns)
-    counted = entropies[on].float()
-    some = counted.numel() > 0
+        sums["sage/q_mean"] = _total(tellable(log_q).exp(), on)
+        sums["sage/active"] = _total((log_q != 0).float(), on)
     nothing = torch.full((), torch.nan, device=mask.device)
-    columns["entropy_q80"], columns["entropy_q95"] = _quantiles(counted, 0.8, 0.95) if some else (nothing, nothing)
+    some = bool(on.any())
+    others = dict(
+        zip(("entropy_q80", "entropy_q95"), _quantiles(entropies[on].float(), 0.8, 0.95) if some else [nothing] * 2)
+    )
     if log_q is not None:
         q = tellable(log_q[on]).exp()
-        columns["sage/q_min"], columns["sage/q_max"] = (q.min(), q.max()) if some else (nothing, nothing)
-    everyone = accelerator.gather(torch.stack(list(columns.values()))[None])  # (W, columns)
-    total = everyone.double().sum(0)
-    names = list(columns)
-    out = {name: (total[i] / total[0].clamp(min=1)).item() for i, name in enumerate(names[:sums]) if i}
-    for i, name in enumerate(names[sums:], start=sums):
-        column = everyone[:, i]
-        column = column[~column.isnan()]
-        reduce = torch.amin if name == "sage/q_min" else torch.amax if name == "sage/q_max" else torch.mean
-        out[name] = reduce(column, dim=0).item() if len(column) else float("nan")
+        others["sage/q_min"], others["sage/q_max"] = (q.min(), q.max()) if some else (nothing, nothing)
+    everyone = accelerator.gather(torch.stack([*sums.values(), *others.values()])[None])  # (W, columns)
+    count, *totals = everyone[:, : len(sums)].double().sum(0)
+    out = {name: (total / count.clamp(min=1)).item() for name, total in zip(list(sums)[1:], totals)}
+    for name, column in zip(others, everyone[:, len(sums) :].unbind(1)):
+        known = column[~column.isnan()]
+        reduce = {"sage/q_min": torch.amin, "sage/q_max": torch.amax}.get(name, torch.mean)
+        out[name] = reduce(known, dim=0).item() if len(known) else float("nan")
     return out
 
 
 def _quantiles(x: Tensor, *levels: float) -> list[Tensor]:
     """Of (N,) values, however many: ``torch.quantile`` stops at 2^24 tokens, and the step with it."""
-    return [found[0, 0] for found in quantiles(x[None], torch.ones_like(x, dtype=torch.bool)[None], *levels)]
+    return [level[0, 0] for level in quantiles(x[None], torch.ones_like(x, dtype=torch.bool)[None], *levels)]
 
 
 def _total(x: Tensor, on: Tensor) -> Tensor:
@@ -75,9 +73,9 @@ def _total(x: Tensor, on: Tensor) -> Tensor:
 
 @torch.no_grad()
 def bonus(task: Tensor, scaled: Tensor, mask: Tensor, accelerator: Accelerator) -> dict[str, float]:
-    """k1-reward: how large the bonus is against the task's advantage, and whether it pays for length (correlation over rows)."""
-    size = scaled if scaled.dim() == 1 else scaled[:, 0]  # reward-to-go of the first token is the whole sequence's
-    rows = torch.stack([task.abs(), size.abs(), size, mask.sum(1).to(size.dtype)], dim=1)
+    """k1-reward: how large the bonus of a row is against the task's advantage, both (B,), and whether it pays for length
+    (correlation over rows). ``mask`` (B, T)."""
+    rows = torch.stack([task.abs(), scaled.abs(), scaled, mask.sum(1).to(scaled.dtype)], dim=1)
     task_abs, bonus_abs, signed, length = accelerator.gather(rows).double().unbind(1)
     spread = signed.std() * length.std() if len(length) > 1 else torch.tensor(0.0)
     covariance = ((signed - signed.mean()) * (length - length.mean())).sum() / max(len(length) - 1, 1)
@@ -130,16 +128,11 @@ def unrecorded(metrics: dict[str, list[float]]) -> Iterator[None]:
                 del metrics[name]
 
 
-class Stopwatch:
-    """Seconds of each part of a step, added up over the rounds of it."""
-
-    def __init__(self) -> None:
-        self.spent: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, part: str) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.spent[part] = self.spent.get(part, 0.0) + time.perf_counter() - began
+@contextmanager
+def timed(seconds: dict[str, float], part: str) -> Iterator[None]:
+    """Adds the block's seconds to ``seconds[part]``: a step may have several rounds."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[part] = seconds.get(part, 0.0) + time.perf_counter() - began

@@ -17,7 +17,7 @@ from torch import Tensor
 from sage_rlvr.errors import UserError
 from sage_rlvr.train import measure, rollouts
 from sage_rlvr.train.config import WEIGHTS
-from sage_rlvr.train.packing import Lengths, cut, into, lengths, most_of, take
+from sage_rlvr.train.packing import Lengths, cut, lengths, most_of, select, split_to
 from sage_rlvr.train.token_credit import PULL
 
 LEAST, MOST = ("clip_ratio/low_min",), ("clip_ratio/high_max",)
@@ -31,9 +31,14 @@ def check(trainer: Any) -> None:
     if trainer.aux_loss_enabled:
         raise UserError("tokens_per_microbatch with a router's load-balancing loss, which is no sum over micro-batches: set "
                         "router_aux_loss_coef=0, or leave tokens_per_microbatch unset.")  # fmt: skip
+    refuse_deepspeed(trainer, "tokens_per_microbatch")
+
+
+def refuse_deepspeed(trainer: Any, name: str) -> None:
     if trainer.accelerator.distributed_type == DistributedType.DEEPSPEED:
-        raise UserError("tokens_per_microbatch does not work with DeepSpeed, whose engine counts backward passes: use DDP or "
-                        "FSDP, or leave it unset.")  # fmt: skip
+        raise UserError(
+            f"{name} does not work with DeepSpeed, whose engine counts backward passes: use DDP or FSDP, or leave it unset."
+        )
 
 
 def backward_by_parts(trainer: Any, model: Any, inputs: dict[str, Any]) -> Tensor:
@@ -43,11 +48,11 @@ def backward_by_parts(trainer: Any, model: Any, inputs: dict[str, Any]) -> Tenso
     before: Tensor | float = 0.0
     for number, rows in enumerate(parts[:-1]):
         with quiet(trainer, model):
-            loss = tally.loss(model, take(inputs, rows, sizes) | {"sage_part": number}, rows)
+            loss = tally.loss(model, select(inputs, rows, sizes) | {"sage_part": number}, rows)
             trainer.accelerator.backward(loss)
         before = before + loss.detach()
         del loss  # its graph, before the next one is built
-    last = tally.loss(model, take(inputs, parts[-1], sizes) | {"sage_part": len(parts) - 1}, parts[-1])
+    last = tally.loss(model, select(inputs, parts[-1], sizes) | {"sage_part": len(parts) - 1}, parts[-1])
     tally.record(parts, sizes)
     return last + before
 
@@ -64,31 +69,22 @@ def parts_of(trainer: Any, inputs: dict[str, Any]) -> tuple[list[list[int]], Len
             spare.pop()  # a backward pass needs a graph: the shortest row makes the cheapest one
     rows = sorted(set(everyone) - set(spare))
     parts = cut(sizes, rows, budget)
-    _say_over_budget(trainer, max(sizes.width([i]) for i in rows))
-    return into(parts, most_of(len(parts), trainer.accelerator), spare), sizes
-
-
-def _say_over_budget(trainer: Any, widest: int) -> None:
-    if widest > trainer.args.tokens_per_microbatch and not trainer.over_budget_said:
-        trainer.over_budget_said = True
-        print(
-            f"sage: a row of {widest} tokens is over tokens_per_microbatch={trainer.args.tokens_per_microbatch}: such rows "
-            "run one at a time."
-        )
+    if (widest := sizes.width(rows)) > budget:
+        trainer.tell("over budget", f"a row of {widest} tokens is over tokens_per_microbatch={budget}: such rows run one at a "
+                     "time.", every_rank=True)  # fmt: skip
+    return split_to(parts, most_of(len(parts), trainer.accelerator), spare), sizes
 
 
 def rows_that_weigh(inputs: dict[str, Any], penalty_in_loss: bool) -> Tensor:
     """(B,) False where a row adds nothing to loss or gradient: no counted token; or advantage 0 throughout and no token pulled
     back, where that is all that the loss has."""
     counted = rollouts.counted(inputs).bool()
-    weighs = counted.any(1)
-    if not penalty_in_loss:
-        advantages = inputs["advantages"]  # (B,) or (B, T)
-        pushed = (advantages != 0) if advantages.dim() == 1 else ((advantages != 0) & counted).any(1)
-        if PULL in inputs:
-            pushed = pushed | (inputs[PULL] != 0).any(1)
-        weighs = weighs & pushed
-    return weighs
+    if penalty_in_loss:
+        return counted.any(1)
+    pushed = rollouts.advantages_BT(inputs) != 0
+    if PULL in inputs:
+        pushed = pushed | (inputs[PULL] != 0)
+    return (pushed & counted).any(1)
 
 
 def only_measured(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -116,17 +112,9 @@ def quiet(trainer: Any, model: Any) -> Iterator[None]:
         yield
 
 
-Found = tuple[Tensor | None, ...]  # log-probs, entropies, reference, log q, penalty, mask: what measure.step takes
-
-
-def counted(found: Found) -> Found:
-    """The counted tokens of (B, T) tensors as (1, N), detached; the mask is the last of them."""
-    mask = found[-1].bool()  # type: ignore[union-attr]
-    return tuple(None if x is None else x.detach()[mask][None] for x in found)
-
-
-def joined(parts: list[Found]) -> Any:
-    return [None if column[0] is None else torch.cat(column, dim=1) for column in zip(*parts)]
+def counted_only(seen: measure.PerToken) -> measure.PerToken:
+    """The N counted tokens of (B, T) tensors as (1, N), detached."""
+    return measure.PerToken(*(None if x is None else x.detach()[seen.mask.bool()][None] for x in seen))  # type: ignore[arg-type]
 
 
 class Tally:
@@ -136,36 +124,29 @@ class Tally:
         self.trainer, self.rows = trainer, len(inputs["completion_mask"])
         self.row_tokens: list[int] = rollouts.counted(inputs).bool().sum(1).tolist()
         self.tokens = sum(self.row_tokens)
-        # one clip decision a sequence, so that TRL's mean is over rows
+        # one clip decision per sequence, so that TRL's mean is over rows
         self.clips_rows = trainer.importance_sampling_level == "sequence" and inputs["advantages"].dim() == 1
-        self.seen: list[tuple[int, int, float, dict[str, float]]] = []  # rows, tokens, weight, metrics of each part
-        self.found: list[Found] = []  # per-token tensors of each part, for our own metrics
+        self.parts: list[tuple[int, int, float, dict[str, float]]] = []  # rows, tokens, weight, metrics of each
+        self.measured: list[measure.PerToken] = []  # per-token tensors of each part, for our own metrics
 
     def loss(self, model: Any, part: dict[str, Any], which: list[int]) -> Tensor:
         rows, tokens = len(which), sum(self.row_tokens[i] for i in which)
         share = max(tokens, 1) / max(self.tokens, 1)  # of the counted tokens
         weight = {"rows": rows / self.rows, "tokens": share, "batch": 1.0}[WEIGHTS[self.trainer.loss_type]]
-        # the entropy bonus is a mean over tokens whatever the loss type is
-        with self._alone() as metrics, self._entropy_coef(share / weight):
+        with self._alone(share / weight) as metrics:
             loss = self.trainer._compute_loss(model, part) * weight
-        self.seen.append((rows, tokens, weight, {name: values[-1] for name, values in metrics.items()}))
+        self.parts.append((rows, tokens, weight, {name: values[-1] for name, values in metrics.items()}))
         return loss
 
     @contextmanager
-    def _entropy_coef(self, factor: float) -> Iterator[None]:
-        kept = self.trainer.entropy_coef
-        self.trainer.entropy_coef = kept * factor
-        try:
-            yield
-        finally:
-            self.trainer.entropy_coef = kept
-
-    @contextmanager
-    def _alone(self) -> Iterator[dict[str, list[float]]]:
-        """This part's metrics, of this rank: parts differ in rows between ranks, so none may be gathered one by one."""
+    def _alone(self, entropy_factor: float) -> Iterator[dict[str, list[float]]]:
+        """This part's metrics, of this rank: parts differ in rows between ranks, so none may be gathered one by one. The entropy
+        bonus is a mean over tokens whatever the loss type is, so its coefficient has a factor of its own."""
         trainer, accelerator = self.trainer, self.trainer.accelerator
         metrics: dict[str, list[float]] = defaultdict(list)
-        kept, trainer._metrics["train"], trainer.found = trainer._metrics["train"], metrics, self.found
+        before = trainer._metrics["train"], trainer.entropy_coef
+        trainer._metrics["train"], trainer.measured = metrics, self.measured
+        trainer.entropy_coef = trainer.entropy_coef * entropy_factor
         for name in COLLECTIVES:
             setattr(accelerator, name, only_measured)
         try:
@@ -173,30 +154,25 @@ class Tally:
         finally:
             for name in COLLECTIVES:
                 delattr(accelerator, name)
-            trainer._metrics["train"], trainer.found = kept, None
+            trainer.measured = None
+            trainer._metrics["train"], trainer.entropy_coef = before
 
     def record(self, parts: list[list[int]], sizes: Lengths) -> None:
         """Over the rows that ran. Means weighted as TRL weights them, by tokens or by rows; over all ranks."""
-        trainer, metrics = self.trainer, self.trainer._metrics["train"]
-        for name in self.seen[0][3]:
-            metrics[name].append(self._merged(name))
-        logps, entropies, ref, log_q, penalty, mask = joined(self.found)
-        shown = measure.step(logps, entropies, ref, log_q, penalty, mask, trainer.accelerator)
-        for name, value in shown.items():
-            metrics[name].append(value)
-        ran = sum(len(rows) for rows in parts)
-        real = sum(sizes.real(rows) for rows in parts)
+        columns: list[Any] = [None if column[0] is None else torch.cat(column, dim=1) for column in zip(*self.measured)]
+        values = {name: self._merged(name) for name in self.parts[0][3]}
+        values |= measure.step(measure.PerToken(*columns), self.trainer.accelerator)
+        ran, real = sum(map(len, parts)), sum(map(sizes.real, parts))
         ours = [len(parts), 1 - real / sizes.padded(parts), 1 - ran / self.rows]
         names = ("sage/microbatches", "sage/padding", "sage/rows_skipped")
-        for name, value in zip(names, self._over_ranks(ours, "mean")):
-            metrics[name].append(value)
+        self.trainer.log_values(values | dict(zip(names, self._over_ranks(ours, "mean"))))
 
     def _merged(self, name: str) -> float:
-        values = torch.tensor([found[name] for *_, found in self.seen], dtype=torch.float64)
+        values = torch.tensor([metrics[name] for *_, metrics in self.parts], dtype=torch.float64)
         if name == "entropy_coef":
             return self.trainer.entropy_coef
         if name == "policy_loss":
-            weights = torch.tensor([weight for _, _, weight, _ in self.seen], dtype=torch.float64)
+            weights = torch.tensor([weight for _, _, weight, _ in self.parts], dtype=torch.float64)
             return self._over_ranks([float((values * weights).sum())], "mean")[0]
         if name in LEAST + MOST:
             sign = -1 if name in LEAST else 1
@@ -204,7 +180,7 @@ class Tally:
             most = sign * self._over_ranks([float(known)], "max")[0]
             return most if abs(most) != float("inf") else float("nan")
         by_rows = name == "vespo/phi_seq_mean" or (name.startswith(("clip_", "cispo_")) and self.clips_rows)
-        counts = torch.tensor([rows if by_rows else tokens for rows, tokens, *_ in self.seen], dtype=torch.float64)
+        counts = torch.tensor([rows if by_rows else tokens for rows, tokens, *_ in self.parts], dtype=torch.float64)
         total, count = self._over_ranks([float((values * counts).sum()), float(counts.sum())], "sum")
         return total / max(count, 1.0)
 
@@ -213,5 +189,4 @@ class Tally:
         if accelerator.num_processes == 1:
             return values
         everyone = accelerator.gather(torch.tensor([values], device=accelerator.device))  # (W, values)
-        reduced = {"sum": everyone.sum(0), "mean": everyone.mean(0), "max": everyone.amax(0)}[how]
-        return reduced.tolist()
+        return {"sum": everyone.sum(0), "mean": everyone.mean(0), "max": everyone.amax(0)}[how].tolist()

@@ -1,8 +1,8 @@
 """Rows into micro-batches by length: each under a budget of padded tokens, each as wide as its own longest row.
 
-A row is P prompt tokens, padded on the left, then C completion tokens, padded on the right. The model gets it straight: prompt
-and completion without a gap, all padding behind them. So n rows cost n·(longest P + C) tokens, and no token looks at padding:
-causal attention needs no mask, and takes the fast kernels that have none.
+A row is P prompt columns, padded on the left, then T completion columns, padded on the right. The model gets it straight: prompt
+and completion without a gap, all padding behind them. So n rows cost n·(longest prompt + completion) tokens, and no token looks
+at padding: causal attention needs no mask, and the fast kernels that have none can run.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ IMAGES = (
     "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles", "image_sizes",
     "token_type_ids", "mm_token_type_ids", "image_position_ids",
 )  # fmt: skip
-LEAST_COLUMNS = 2  # one column reads as one value a sequence to TRL's metrics, and -0 columns as all of them
+LEAST_COLUMNS = 2  # one column reads as one value per sequence to TRL's metrics, and -0 columns as all of them
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Lengths:
 
 
 def lengths(prompt_mask: Tensor, completion_mask: Tensor) -> Lengths:
-    """Of each row, from masks (B, P) and (B, C): to the left of the first, to the right of the last, nothing is read."""
+    """Of each row, from masks (B, P) and (B, T): to the left of the first, to the right of the last, nothing is read."""
     first = prompt_mask.bool().flip(1)  # the leftmost token counts, whatever lies between
     return Lengths(_reach(first).tolist(), _reach(completion_mask.bool()).clamp(min=LEAST_COLUMNS).tolist())
 
@@ -61,9 +61,9 @@ def cut(sizes: Lengths, rows: Sequence[int], budget: int) -> list[list[int]]:
     return parts
 
 
-def into(parts: list[list[int]], count: int, spare: Sequence[int] = ()) -> list[list[int]]:
+def split_to(parts: list[list[int]], count: int, spare: Sequence[int] = ()) -> list[list[int]]:
     """``count`` parts or more: the one with most rows is halved until there are. With too few rows for that, ``spare`` ones
-    (left out because they weigh nothing) come back, one a part."""
+    (left out because they weigh nothing) come back, one per part."""
     parts, spare = [list(rows) for rows in parts], list(spare)
     while len(parts) < count:
         most = max(parts, key=len)
@@ -71,8 +71,8 @@ def into(parts: list[list[int]], count: int, spare: Sequence[int] = ()) -> list[
             parts.append([spare.pop()])
         else:
             half = len(most) // 2
-            parts[parts.index(most)], new = most[:half], most[half:]
-            parts.append(new)
+            parts.append(most[half:])
+            del most[half:]
     return parts
 
 
@@ -83,11 +83,10 @@ def most_of(count: int, accelerator: Any) -> int:
     return int(accelerator.gather(torch.tensor([count], device=accelerator.device)).max())
 
 
-def take(inputs: dict[str, Any], rows: Sequence[int], sizes: Lengths) -> dict[str, Any]:
+def select(inputs: dict[str, Any], rows: Sequence[int], sizes: Lengths) -> dict[str, Any]:
     """``rows`` of a rollout batch, (n, …), without the columns that are padding in all of them. Scalars stay."""
-    held = [key for key in IMAGES if inputs.get(key) is not None]
-    if held:
-        raise UserError(f"tokens_per_microbatch splits text batches, and this one holds {held[0]!r}: leave it unset.")
+    for key in (key for key in IMAGES if inputs.get(key) is not None):
+        raise UserError(f"tokens_per_microbatch splits text batches, and this one holds {key!r}: leave it unset.")
     left, right = max(sizes.prompt[i] for i in rows), max(sizes.completion[i] for i in rows)
     index = torch.tensor(rows, device=inputs["completion_ids"].device)
     columns = inputs["completion_ids"].shape[1]
@@ -105,14 +104,14 @@ def take(inputs: dict[str, Any], rows: Sequence[int], sizes: Lengths) -> dict[st
 
 # ---- straight rows through the model -----------------------------------------------------------------------------------
 
-# log-probs and entropies of tokens 1 to T − 1; where they are looked at, the hidden states (n, T, d) after tokens 0 to T − 1
+# of L columns: log-probs and entropies (n, L − 1) of tokens 1 to L − 1; where a guide reads them, hidden states (n, L, D)
 Scored = tuple[Tensor | None, ...]
-Model = Callable[[Tensor, Tensor], Scored]  # ids, labels (n, T)
+Model = Callable[[Tensor, Tensor], Scored]  # ids, labels (n, L)
 
 
 def straight_pass(model: Model, ids: Tensor, mask: Tensor, keep: int) -> Scored:
     """Log-probs and entropies (n, keep) of the last ``keep`` columns; 0 where ``mask`` is. ids, mask (n, P + keep). Hidden states
-    (n, keep + 1, d) after the prompt and after each of them; past a row's end, those of its last column."""
+    (n, keep + 1, D) after the prompt and after each of them; past a row's end, those of its last column."""
     prompt = ids.shape[1] - keep
     before = _reach(mask[:, :prompt].bool().flip(1))  # (n,) prompt tokens
     reach = before + _reach(mask[:, prompt:].bool())
@@ -125,9 +124,8 @@ def straight_pass(model: Model, ids: Tensor, mask: Tensor, keep: int) -> Scored:
     labels = torch.where(counted & (place >= before[:, None]), straight, -100)
     after = (before[:, None] - 1 + torch.arange(keep + 1, device=ids.device)).clamp(0, width - 1)
     back = after[:, :-1].clamp(max=width - 2)
-    shown = mask[:, prompt:].to(torch.bool)
     logps, entropies, *hidden = model(straight, labels)
-    scored = (None if x is None else x.gather(1, back) * shown for x in (logps, entropies))
+    scored = (None if x is None else x.gather(1, back) * mask[:, prompt:].bool() for x in (logps, entropies))
     return *scored, *(h[torch.arange(len(ids), device=ids.device)[:, None], after] for h in hidden if h is not None)
 
 
@@ -137,10 +135,10 @@ def packed_pass(model: Model, ids: Tensor, mask: Tensor, keep: int, budget: int,
     sizes = lengths(mask[:, :prompt], mask[:, prompt:])
     parts = cut(sizes, range(len(ids)), budget)
     out: dict[int, Tensor] = {}
-    for rows in into(parts, most_of(len(parts), accelerator)):
+    for rows in split_to(parts, most_of(len(parts), accelerator)):
         index = torch.tensor(rows, device=ids.device)
-        for number, found in enumerate(straight_pass(model, ids[index], mask[index], keep)):
-            if found is not None:
-                whole = out.setdefault(number, found.new_zeros(len(ids), *found.shape[1:]))
-                whole[index] = found
+        for number, part in enumerate(straight_pass(model, ids[index], mask[index], keep)):
+            if part is not None:
+                whole = out.setdefault(number, part.new_zeros(len(ids), *part.shape[1:]))
+                whole[index] = part
     return out[0], out.get(1), *([out[2]] if 2 in out else [])

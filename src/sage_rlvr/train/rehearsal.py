@@ -1,13 +1,13 @@
-"""The divergence on kept answers (``kept``): one batch of them an optimizer step, forward and backward beside the rollouts'.
+"""The divergence on kept answers (``keep_from``): one batch of them per optimizer step, a pass beside the rollouts'.
 
-Which answers come at a step is a function of (seed, step): the same on every rank and after a resume. A rank takes every W-th
+Which answers come at a step is a function of (seed, step): the same on every rank and after a resume. A rank has every W-th
 of them; the loss is the mean over all their tokens, whatever rank and part they lie in, so that no split changes the gradient.
 """
 
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedType, is_peft_model
+from accelerate.utils import is_peft_model
 from torch import Tensor
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
@@ -15,31 +15,26 @@ from trl.trainer.utils import use_adapter
 from sage_rlvr.anchor import covering_penalty
 from sage_rlvr.errors import UserError
 from sage_rlvr.models.fingerprints import digest
-from sage_rlvr.train import kept, microbatches, packing
-from sage_rlvr.train.lens import check_finite
+from sage_rlvr.train import keep_from, microbatches, packing, rollouts
+from sage_rlvr.train.recorders import check_finite
 
 
 class Rehearsal:
-    """Made once a run, at its start, when the model is still π_ref."""
+    """Made once per run, at its start, when the model is still π_ref."""
 
     def __init__(self, trainer: Any, dataset: Any):
         self.trainer, args = trainer, trainer.args
         self._refuse()
-        self.answers = kept.answers(trainer, dataset)
+        self.answers = keep_from.answers(trainer, dataset)
         self.digest = digest([[a.prompt, a.completion] for a in self.answers])
         self.divergence, self.coef = args.keep_divergence, args.keep_coef
-        prompts = (
-            args.per_device_train_batch_size * trainer.accelerator.num_processes * args.gradient_accumulation_steps
-        )
-        self.batch = args.keep_batch or max(1, prompts // trainer.num_generations)
-        self._orders: dict[int, list[int]] = {}  # of the walk's latest epochs
+        world = trainer.accelerator.num_processes
+        rows = args.per_device_train_batch_size * world * args.gradient_accumulation_steps
+        self.batch = args.keep_batch or max(1, rows // trainer.num_generations)
 
     def _refuse(self) -> None:
         trainer = self.trainer
-        if trainer.accelerator.distributed_type == DistributedType.DEEPSPEED:
-            raise UserError(
-                "keep_from does not work with DeepSpeed, whose engine counts backward passes: use DDP or FSDP."
-            )
+        microbatches.refuse_deepspeed(trainer, "keep_from")
         if trainer.args.keep_divergence != "js":
             return
         model = trainer.accelerator.unwrap_model(trainer.model)
@@ -48,7 +43,7 @@ class Rehearsal:
                 "keep_divergence='js' compares with π_ref token by token, and with beta=0 and no adapter there is none: take "
                 "keep_divergence='forward', which needs none, or use_peft, or beta above 0."
             )
-        if trainer.ref_model is None and "ref" not in model.peft_config and kept.starts_from_adapter(model):
+        if trainer.ref_model is None and "ref" not in model.peft_config and keep_from.starts_from_adapter(model):
             raise UserError(
                 "keep_divergence='js' with beta=0 on an adapter that is trained further: without it the model is not π_ref, and "
                 "no copy of it is kept; take keep_divergence='forward', merge the adapter first, or set beta above 0."
@@ -64,17 +59,8 @@ class Rehearsal:
     # ---- which answers -------------------------------------------------------------------------------------------------
 
     def at(self, step: int) -> list[int]:
-        """An endless shuffled walk over the answers, ``batch`` of them a step."""
-        count = len(self.answers)
-        places = [divmod(i, count) for i in range(step * self.batch, (step + 1) * self.batch)]
-        self._orders = {epoch: self._order(epoch) for epoch in dict.fromkeys(epoch for epoch, _ in places)}
-        return [self._orders[epoch][index] for epoch, index in places]
-
-    def _order(self, epoch: int) -> list[int]:
-        if epoch not in self._orders:
-            draw = torch.Generator().manual_seed(self.trainer.args.seed + 104_729 * (epoch + 1))
-            return torch.randperm(len(self.answers), generator=draw).tolist()
-        return self._orders[epoch]
+        """The answers of a step, ``batch`` of them."""
+        return rollouts.walk(len(self.answers), self.trainer.args.seed, 104_729, step * self.batch, self.batch)
 
     def parts(self, rows: list[int]) -> list[list[list[int]]]:
         """For each rank its micro-batches of places in ``rows``, as many on every rank; −1 where a rank has too few answers for
@@ -91,7 +77,7 @@ class Rehearsal:
                 size = args.per_device_train_batch_size
                 cuts.append([mine[at : at + size] for at in range(0, len(mine), size)])
         most = max(map(len, cuts))
-        return [packing.into(cut, most, [-1] * most) if cut else [[-1]] * most for cut in cuts]
+        return [packing.split_to(cut, most, [-1] * most) if cut else [[-1]] * most for cut in cuts]
 
     # ---- the pass --------------------------------------------------------------------------------------------------------
 
@@ -113,8 +99,7 @@ class Rehearsal:
             sums += torch.stack([loss.detach(), logp])
             del loss
         means = accelerator.reduce(sums.clone(), reduction="sum") / tokens
-        for name, value in zip(("loss", "logp"), means.tolist()):
-            trainer._metrics["train"][f"sage/kept_{name}"].append(value)
+        trainer.log_values(dict(zip(("sage/kept_loss", "sage/kept_logp"), means.tolist())))
         return sums[0] * (self.coef * world / tokens)
 
     def _sums(self, model: Any, which: list[int], weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,9 +108,8 @@ class Rehearsal:
         counted = mask[:, -keep:] * weights[:, None]  # (n, keep)
         ref = self._reference(ids, mask, keep) if self.divergence == "js" else None
         logps = self.trainer._get_per_token_logps_and_entropies(model, ids, mask, keep)[0]
-        check_finite(
-            {"kept answers' log-probs": logps, "kept answers' reference log-probs": ref}, mask[:, -keep:], self.trainer
-        )
+        tensors = {"kept answers' log-probs": logps, "kept answers' reference log-probs": ref}
+        check_finite(tensors, mask[:, -keep:], self.trainer)
         penalty = covering_penalty(logps, ref, self.divergence)
         return (penalty * counted).sum(), (logps.detach().float() * counted).sum()
 

@@ -26,11 +26,6 @@ METRIC = "sage/anchor_resets"
 def check(args: Any) -> None:
     """Of a SAGEConfig."""
     every = args.anchor_reset
-    if type(every) is not int or every < 0:
-        raise UserError(
-            f"anchor_reset={every!r} is the number of optimizer steps from one reset of the reference to the next: set a whole "
-            "number, 0 for never."
-        )
     if every and args.beta == 0:
         raise UserError(
             f"anchor_reset={every} with beta=0: there is no reference to reset; set anchor_reset to 0, or beta above 0."
@@ -58,9 +53,7 @@ class AnchorReset(TrainerCallback):
 
     def __init__(self, trainer: Any):
         self.trainer, self.every, self.count = trainer, trainer.args.anchor_reset, 0
-        self.held: dict[str, Tensor] | None = (
-            None  # name → the adapter's weight (this rank's shard) at the latest reset
-        )
+        self.held: dict[str, Tensor] | None = None  # name → this rank's part of the adapter at the latest reset
         if self.every:
             _check_sharding(trainer)
             trainer.add_callback(self)
@@ -145,17 +138,17 @@ class AnchorReset(TrainerCallback):
                 f"{checkpoint} has no {path.name}, the reference of its latest anchor reset: resume from another checkpoint, or "
                 "start a new run from its weights."
             )
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        stored = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         places = self._reference()
-        if {k: v.shape for k, v in found.items()} != {k: v.shape for k, v in places.items()}:
+        if {k: v.shape for k, v in stored.items()} != {k: v.shape for k, v in places.items()}:
             raise UserError(
                 f"{path} holds the reference of another model or adapter: start a new run from its weights."
             )
         if self.trainer.ref_model is None:
-            self.held = {name: torch.empty_like(local).copy_(found[name]) for name, local in places.items()}
-            return
-        for name, local in places.items():
-            local.copy_(found[name])
+            self.held = {name: torch.empty_like(local).copy_(stored[name]) for name, local in places.items()}
+        else:
+            for name, local in places.items():
+                local.copy_(stored[name])
 
     def _sharded(self) -> bool:
         return any(isinstance(p, DTensor) for p in (self.trainer.ref_model or self.trainer.model).parameters())

@@ -1,6 +1,6 @@
 """What happens to a rollout batch beside the model: where a completion ends, what guides see across rows, groups drawn again.
 
-Shapes: B rows on this process, G rows a group (one prompt), W processes; the global batch is W·B rows, groups in order.
+Dimensions: trainer.py. The global batch is W·B rows, process by process, groups in order.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -52,6 +52,12 @@ def counted(batch: dict[str, Any]) -> Tensor:
     return batch["completion_mask"] * batch.get("tool_mask", 1)
 
 
+def advantages_BT(batch: dict[str, Any]) -> Tensor:
+    """(B, T) in every case: TRL's are (B,), and become (B, T) with anchor_credit "to_go" or an advantage per token."""
+    advantages = batch["advantages"]
+    return advantages if advantages.dim() == 2 else advantages[:, None].expand(batch["completion_mask"].shape)
+
+
 # ---- what a guide sees that looks across rows ------------------------------------------------------------------------
 
 
@@ -60,9 +66,14 @@ def gather_signals(signals: Signals, accelerator: Accelerator) -> Signals:
     if accelerator.num_processes == 1:
         return signals
     here = {f.name: getattr(signals, f.name) for f in fields(signals)}
-    mine = {name: x.contiguous() for name, x in here.items() if isinstance(x, Tensor)}
-    wide = {n: accelerator.pad_across_processes(x, dim=1) if x.ndim > 1 else x for n, x in mine.items()}
-    return replace(signals, **{name: accelerator.gather(x) for name, x in wide.items()})
+    return replace(signals, **gather_wide({n: x for n, x in here.items() if isinstance(x, Tensor)}, accelerator))
+
+
+def gather_wide(tensors: dict[str, Tensor], accelerator: Accelerator) -> dict[str, Any]:
+    """(W·B, …) of every process, (B, T) ones padded with 0 to the widest."""
+    pad = accelerator.pad_across_processes
+    wide = {name: pad(x.contiguous(), dim=1) if x.ndim > 1 else x for name, x in tensors.items()}
+    return {name: accelerator.gather(x.contiguous()) for name, x in wide.items()}
 
 
 # ---- DAPO's dynamic sampling ---------------------------------------------------------------------------------------
@@ -78,8 +89,8 @@ def flat_groups(rewards: Tensor, group: int) -> Tensor:
 
 
 def exchange_flat_groups(trainer: Any, output: dict[str, Any]) -> dict[str, Any]:
-    """``output`` with new prompts in place of groups that teach nothing (``credit.flat``), found in at most ``dynamic_sampling``
-    rounds. Every rank sees all rewards, so all take the same number of rounds."""
+    """``output`` with new prompts in place of groups that teach nothing (``credit.flat``), drawn in at most ``dynamic_sampling``
+    rounds. Every rank sees all rewards, so all make the same number of rounds."""
     accelerator, group, metrics = trainer.accelerator, trainer.num_generations, trainer._metrics["train"]
     world, pad_id, flat = accelerator.num_processes, trainer._tokenizer.pad_token_id, trainer.credit.flat
     if trainer._stream is None:
@@ -94,7 +105,7 @@ def exchange_flat_groups(trainer: Any, output: dict[str, Any]) -> dict[str, Any]
         wanted = len(holes)
         while wanted * group % world:  # every rank generates the same number of rows
             wanted += 1
-        rows = [dict(row) for row in trainer._stream.take(wanted) for _ in range(group)]
+        rows = [dict(row) for row in trainer._stream.draw(wanted) for _ in range(group)]
         share = len(rows) // world
         with measure.unrecorded(metrics):
             fresh = trainer._roll_out(rows[accelerator.process_index * share :][:share])
@@ -103,8 +114,8 @@ def exchange_flat_groups(trainer: Any, output: dict[str, Any]) -> dict[str, Any]
         batch = replace_groups(batch, fresh, holes[: len(fills)], fills, group, pad_id)
         replaced += len(fills)
     left = int(flat(batch).sum())
-    for name, value in (("resampled_groups", replaced), ("resample_rounds", rounds), ("flat_groups_left", left)):
-        metrics[f"sage/{name}"].append(float(value))
+    counts = {"resampled_groups": replaced, "resample_rounds": rounds, "flat_groups_left": left}
+    trainer.log_values({f"sage/{name}": float(value) for name, value in counts.items()})
     mine = output["sage_rows"]
     local = {k: v[mine] if v.ndim else v for k, v in batch.items()} | {"sage_rows": mine}
     trainer.count_items(local)
@@ -112,22 +123,25 @@ def exchange_flat_groups(trainer: Any, output: dict[str, Any]) -> dict[str, Any]
     return local
 
 
+def walk(size: int, seed: int, prime: int, start: int, count: int) -> list[int]:
+    """Places ``start`` to ``start + count`` of an endless walk over ``size`` rows, shuffled anew each epoch: a function of its
+    arguments, so the same on every rank and after resume. ``prime`` keeps two walks of one seed apart."""
+    places = [divmod(i, size) for i in range(start, start + count)]
+    draws = {epoch: torch.Generator().manual_seed(seed + prime * (epoch + 1)) for epoch, _ in places}
+    orders = {epoch: torch.randperm(size, generator=draw).tolist() for epoch, draw in draws.items()}
+    return [orders[epoch][index] for epoch, index in places]
+
+
 class PromptStream:
-    """An endless shuffled walk over a dataset, as a function of (seed, position): the same on every rank and after resume."""
+    """New prompts for dynamic sampling."""
 
     def __init__(self, dataset: Any, seed: int):
         self.dataset, self.seed, self.position = dataset, seed, 0
 
-    def take(self, count: int) -> list[dict[str, Any]]:
-        out = []
-        for _ in range(count):
-            epoch, index = divmod(self.position, len(self.dataset))
-            order = torch.randperm(
-                len(self.dataset), generator=torch.Generator().manual_seed(self.seed + 7919 * (epoch + 1))
-            )
-            out.append(dict(self.dataset[int(order[index])]))
-            self.position += 1
-        return out
+    def draw(self, count: int) -> list[dict[str, Any]]:
+        rows = walk(len(self.dataset), self.seed, 7919, self.position, count)
+        self.position += count
+        return [dict(self.dataset[i]) for i in rows]
 
 
 def gather_rows(output: dict[str, Any], accelerator: Accelerator, pad_id: int) -> dict[str, Any]:
@@ -139,8 +153,8 @@ def gather_rows(output: dict[str, Any], accelerator: Accelerator, pad_id: int) -
                 f"dynamic_sampling exchanges rows of text batches only, and this one holds {key!r}; set it to 0."
             )
         if value.ndim > 1:
-            pad = pad_id if key.endswith("_ids") else 0
-            value = accelerator.pad_across_processes(value, dim=1, pad_index=pad, pad_first=key in LEFT_PADDED)
+            pad, left = _padding(key, pad_id)
+            value = accelerator.pad_across_processes(value, dim=1, pad_index=pad, pad_first=left)
         gathered[key] = accelerator.gather(value) if value.ndim else value
     return gathered
 
@@ -148,23 +162,23 @@ def gather_rows(output: dict[str, Any], accelerator: Accelerator, pad_id: int) -
 def replace_groups(
     batch: dict[str, Any], fresh: dict[str, Any], holes: Tensor, fills: Tensor, group: int, pad_id: int
 ) -> dict[str, Any]:
-    """``batch`` with the groups numbered ``holes`` taken from ``fresh``'s groups numbered ``fills``; both global."""
-    to = (holes[:, None] * group + torch.arange(group, device=holes.device)).flatten()
-    source = (fills[:, None] * group + torch.arange(group, device=fills.device)).flatten()
-    out = {}
+    """``batch`` with the groups numbered ``holes`` replaced by ``fresh``'s groups numbered ``fills``; both global."""
+    to, source = ((g[:, None] * group + torch.arange(group, device=g.device)).flatten() for g in (holes, fills))  # rows
+    out = dict(batch)
     for key, value in batch.items():
-        if value.ndim == 0:
-            out[key] = value
-            continue
-        new = fresh[key]
-        if value.ndim > 1 and value.shape[1] != new.shape[1]:
-            width = max(value.shape[1], new.shape[1])
-            pad = pad_id if key.endswith("_ids") else 0
-            value, new = (_widen(x, width, pad, key in LEFT_PADDED) for x in (value, new))
-        value = value.clone()
-        value[to] = new[source]
-        out[key] = value
+        if value.ndim:
+            old, new = value, fresh[key]
+            if value.ndim > 1:
+                width = max(old.shape[1], new.shape[1])
+                old, new = (_widen(x, width, *_padding(key, pad_id)) for x in (old, new))
+            out[key] = old.clone()
+            out[key][to] = new[source]
     return out
+
+
+def _padding(key: str, pad_id: int) -> tuple[int, bool]:
+    """What a column of a rollout batch is padded with, and whether on the left."""
+    return pad_id if key.endswith("_ids") else 0, key in LEFT_PADDED
 
 
 def _widen(x: Tensor, width: int, pad: float, left: bool) -> Tensor:

@@ -1,6 +1,6 @@
 """Advantages per token over a trainer's rollout batches: the last stage of ``advantage``, and the pull that KL-Cov adds.
 
-Every process sees the tokens of all, (W·B, T), computes the same and takes its own rows. So no rank, slice or micro-batch changes
+Every process sees the tokens of all, (W·B, T), computes the same and keeps its own rows. So no rank, slice or micro-batch changes
 which tokens are chosen; and a buffered batch holds what was chosen, also over a checkpoint.
 """
 
@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from sage_rlvr.advantage import TokenAdvantage, Tokens
-from sage_rlvr.anchor import noise
 from sage_rlvr.errors import UserError
-from sage_rlvr.train.lens import check_finite
-from sage_rlvr.train.rollouts import counted
+from sage_rlvr.train.recorders import check_finite
+from sage_rlvr.train.rollouts import advantages_BT, counted, gather_wide
 
 PULL, BORN = "sage_pull", "sage_born"  # (B, T) KL-Cov's coefficients; the step at which the batch was sampled
 
@@ -46,31 +45,26 @@ def assign(trainer: Any, output: dict[str, Any]) -> None:
     logps, entropies = trainer.sampled(output)
     mask = counted(output)
     check_finite({"log-probs": logps, "entropies": entropies}, mask, trainer)
-    given = (
-        output["advantages"] if output["advantages"].dim() == 2 else output["advantages"][:, None].expand(mask.shape)
-    )
-    mine = {"advantages": given, "logps": logps, "mask": mask.long()}  # Accelerate pads a bool to an integer
+    mine = {
+        "advantages": advantages_BT(output),
+        "logps": logps,
+        "mask": mask.long(),
+    }  # Accelerate pads a bool to an integer
     if "entropies" in part.reads:
         mine["entropies"] = entropies
-    accelerator = trainer.accelerator
-    everyone = {
-        key: accelerator.gather(accelerator.pad_across_processes(x.contiguous(), dim=1)) for key, x in mine.items()
-    }
+    everyone = gather_wide(mine, trainer.accelerator)  # (W·B, T)
     everyone["mask"] = everyone["mask"].bool()
-    batch = trainer._step // (trainer.args.steps_per_generation * trainer.num_iterations)
-    seed = noise.batch_seed(trainer.args.seed, batch)
-    advantages, pull = part.credit(Tokens(**everyone, generator=torch.Generator().manual_seed(seed)))
+    advantages, pull = part.credit(Tokens(**everyone, generator=trainer.batch_generator()))
     moved = advantages != torch.where(everyone["mask"], everyone["advantages"], 0.0)
-    own = output["sage_rows"], slice(mask.shape[1])
+    rows, columns = output["sage_rows"], mask.shape[1]
     if part.changes:
-        output["advantages"] = advantages[own[0], own[1]]
+        output["advantages"] = advantages[rows, :columns]
     if pull is not None:
-        output[PULL] = pull[own[0], own[1]]
+        output[PULL] = pull[rows, :columns]
         output[BORN] = torch.tensor(trainer.state.global_step)
         moved = moved | (pull != 0)
-    mode = "train" if trainer.model.training else "eval"
     share = moved.sum() / everyone["mask"].sum().clamp(min=1)
-    trainer._metrics[mode]["sage/tokens_shaped"].append(share.item())
+    trainer.log_values({"sage/tokens_shaped": share.item()})
 
 
 def pull(trainer: Any, inputs: dict[str, Any], logps: Any) -> Tensor | None:

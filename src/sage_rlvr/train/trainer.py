@@ -2,8 +2,18 @@
 
 The seam. TRL's ``_compute_loss`` asks ``_get_per_token_logps_and_entropies`` for the policy's log-probs and entropies, then
 reads ``inputs["ref_per_token_logps"]``. We hand it a shallow copy of ``inputs`` and, between the two, put ref + log q into
-that copy: no extra forward pass, every loss type keeps working. ``self._lens`` says what a forward pass is for.
+that copy: no extra forward pass, every loss type keeps working. ``self._recorder`` says what a forward pass is for.
 Tests pin this to the installed TRL (tests/train/test_contract.py).
+
+Dimensions, here and in every file of a training step:
+
+    B  rows (completions) on this process          P  columns of the prompts, padded on the left
+    G  rows of one group (one prompt)              T  columns of the completions, padded on the right
+    W  processes: a rollout batch has W·B rows     D  width of the hidden states          V  vocabulary
+
+Log-probs, entropies, log q and masks are (B, T); rewards (B,). Advantages are (B,), one per completion, as TRL makes them, and
+become (B, T), one per token, with anchor_credit "to_go" or an advantage per token: ``rollouts.advantages_BT`` reads either.
+A slice is the rows of one loss, per_device_train_batch_size of them; a micro-batch is a part of a slice.
 """
 
 from contextlib import contextmanager
@@ -31,7 +41,7 @@ from sage_rlvr.train.config import SAGEConfig
 from sage_rlvr.train.credit import Credit
 from sage_rlvr.train.dropout import active_dropout, disable_dropout
 from sage_rlvr.train.generation import GeneratingTrainer, llm_with_room, own_port
-from sage_rlvr.train.lens import IN_TRL, LossLens, RolloutLens, check_finite
+from sage_rlvr.train.recorders import IN_TRL, LossRecorder, RolloutRecorder, diverged
 from sage_rlvr.train.rehearsal import Rehearsal
 from sage_rlvr.train.reset import AnchorReset
 from sage_rlvr.train.reward_guard import RewardGuard
@@ -58,9 +68,7 @@ class SAGETrainer(GeneratingTrainer):
     mask_truncated_completions: bool
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: SAGEConfig | None = None, *rest: Any, **more: Any):
-        keep = more.pop(
-            "keep_dataset", None
-        )  # problems whose right answers may be kept, where more than are trained on
+        keep = more.pop("keep_dataset", None)  # whose right answers may be kept, where more than are trained on
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = SAGEConfig(f"{name.split('/')[-1] or 'model'}-SAGE")
@@ -73,15 +81,15 @@ class SAGETrainer(GeneratingTrainer):
         self.credit = Credit(self, args)
         self.estimator = args.anchor_estimator
         self.whole_batch = args.wants_whole_batch()
-        self._lens: RolloutLens | LossLens | None = None
+        self._recorder: RolloutRecorder | LossRecorder | None = None
         # (slice of the rollout buffer, micro-batch of it) → log q, where no sampling pass gave it: then a buffer ends with an
         # optimizer step, so that no checkpoint falls inside it and none needs to hold this
         self._held: dict[tuple[int, int], Tensor] = {}
         self._stream: rollouts.PromptStream | None = None
         self._head: Head | None = None
-        self._stopwatch = measure.Stopwatch()
-        self.found: list[microbatches.Found] | None = None  # what a slice in micro-batches measures at its end
-        self.over_budget_said = self.pass_said = False
+        self._seconds: dict[str, float] = {}  # of each part of this step's rollouts
+        self.measured: list[measure.PerToken] | None = None  # of a slice in micro-batches, until its end
+        self._told: set[str] = set()
         self._guard = RewardGuard(self, args.reward_timeout_s)
         own_port(args)
         with in_place(vllm_generation, llm_with_room(args), "LLM"):
@@ -91,7 +99,11 @@ class SAGETrainer(GeneratingTrainer):
             self._keep_base()
         self._watch = hidden.Watch(self.accelerator.unwrap_model(self.model), self.guide_needs)
         keep_inputs(self.model)
-        self._still_dropout()
+        if args.disable_dropout:
+            disable_dropout(self.model)  # a reference is in evaluation mode
+        elif active := active_dropout(self.model):
+            self.tell("dropout", f"the policy has {active}: its log-probs are then not those it sampled with, and every estimate "
+                      "of the KL holds that noise; disable_dropout=true turns it off.")  # fmt: skip
         self._head = self._make_head()
         self.penalty_in_loss = (self.beta != 0 and self.estimator != "k1-reward") or self._entropy_bonus_enabled
         microbatches.check(self)
@@ -110,13 +122,27 @@ class SAGETrainer(GeneratingTrainer):
             self.add_callback(PaidToRamble())
         self.add_callback(Banner(self))
         replace_progress(self)
-        self._say_which_gradient()
+        if self.estimator == "k1-reward":
+            departures = "; ".join(args.departures())
+            exact = "the exact case: the gradient is that of Eq. 6."
+            self.tell("gradient", "k1-reward, " + (f"not the exact case: {departures}" if departures else exact))
+
+    def tell(self, key: str, sentence: str, every_rank: bool = False) -> None:
+        """Prints it once per run and key, by the first process or by each that comes here."""
+        if key not in self._told and (every_rank or self.accelerator.is_main_process):
+            print(f"sage: {sentence}")
+        self._told.add(key)
+
+    def log_values(self, values: dict[str, float]) -> None:
+        """For the log of this mode, beside TRL's metrics: averaged over the steps of a log."""
+        for name, value in values.items():
+            self._metrics["train" if self.model.training else "eval"][name].append(value)
 
     # ---- rewards ---------------------------------------------------------------------------------------------------
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         inputs = [{**row, "truncated": cut} for row, cut in zip(inputs, self.truncated(), strict=True)]
-        with self._stopwatch("reward"):
+        with measure.timed(self._seconds, "reward"):
             per_func = self._guard.rewards(
                 super()._calculate_rewards, inputs, prompts, completions, completion_ids_list
             )
@@ -126,16 +152,15 @@ class SAGETrainer(GeneratingTrainer):
     # ---- rollouts --------------------------------------------------------------------------------------------------
 
     def _generate(self, prompts: list) -> tuple:
-        with self._stopwatch("generate"):
+        with measure.timed(self._seconds, "generate"):
             return super()._generate(prompts)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self._stopwatch = measure.Stopwatch()  # held-out sampling between two steps is not counted
-        with self._stopwatch("rollout"):
+        self._seconds = {}  # held-out sampling between two steps is not counted
+        with measure.timed(self._seconds, "rollout"):
             output = self._make_rollouts(inputs)
         if self.model.training:
-            for part, seconds in self._stopwatch.spent.items():
-                self._metrics["train"][f"time/{part}"].append(seconds)
+            self.log_values({f"time/{part}": seconds for part, seconds in self._seconds.items()})
         return output
 
     def _make_rollouts(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -152,21 +177,20 @@ class SAGETrainer(GeneratingTrainer):
 
     def _roll_out(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """One of TRL's rollout batches, with what shaping needs beside it under ``sage_`` keys, all (B, …)."""
-        self._lens = lens = RolloutLens(self)
-        masked, self.mask_truncated_completions = self.mask_truncated_completions, False
-        if not self.stop_strings:
-            self.mask_truncated_completions = masked  # TRL's own rule is right
+        self._recorder = recorder = RolloutRecorder(self)
+        masked = self.mask_truncated_completions
+        self.mask_truncated_completions = masked and not self.stop_strings  # TRL knows no stop string: then by ours
         try:
             with in_place(grpo_trainer, self._anchor_reset.adapter, "use_adapter"):
                 output = super()._generate_and_score_completions(inputs)
         finally:
-            self._lens, self.mask_truncated_completions = None, masked
+            self._recorder, self.mask_truncated_completions = None, masked
         if masked and self.stop_strings:
             self._mask_truncated(output)
         first = self.accelerator.process_index * len(inputs)
         output["sage_rows"] = torch.arange(first, first + len(inputs), device=self.accelerator.device)
-        entropies = lens.entropies_of(output.get("old_per_token_logps"))
-        ref_entropies = lens.entropies_of(output.get("ref_per_token_logps"))
+        entropies = recorder.entropies_of(output.get("old_per_token_logps"))
+        ref_entropies = recorder.entropies_of(output.get("ref_per_token_logps"))
         if entropies is not None:
             output["sage_entropies"] = entropies
         if ref_entropies is not None and "ref_entropies" in self.guide_needs:
@@ -176,7 +200,7 @@ class SAGETrainer(GeneratingTrainer):
 
     def _mask_truncated(self, output: dict[str, Any]) -> None:
         """Overlong filtering: rows that hit the length limit count for nothing; one that reached a stop string is finished."""
-        keep = self._finished.unsqueeze(1).to(output["completion_mask"].dtype)  # type: ignore[union-attr]
+        keep = self._finished.unsqueeze(1).to(output["completion_mask"].dtype)  # type: ignore[union-attr]  # (B, 1)
         for key in ("completion_mask", "tool_mask"):
             if key in output:
                 output[key] = output[key] * keep
@@ -187,8 +211,12 @@ class SAGETrainer(GeneratingTrainer):
 
     # ---- the guide -------------------------------------------------------------------------------------------------
 
-    def _signals(self, inputs: dict[str, Any], logps: Tensor, entropies: Tensor | None, mask: Tensor) -> Signals:
+    def batch_generator(self) -> torch.Generator:
+        """Of the rollout batch in use: the same for each of its slices and updates, and after resume."""
         rollout_batch = self._step // (self.args.steps_per_generation * self.num_iterations)
+        return torch.Generator().manual_seed(noise.batch_seed(self.args.seed, rollout_batch))
+
+    def _signals(self, inputs: dict[str, Any], logps: Tensor, entropies: Tensor | None, mask: Tensor) -> Signals:
         return Signals(
             logps=logps.detach(),
             ref_logps=inputs["ref_per_token_logps"],
@@ -197,7 +225,7 @@ class SAGETrainer(GeneratingTrainer):
             ref_entropies=inputs.get("sage_ref_entropies"),
             step=self.state.global_step,
             max_steps=max(self.state.max_steps, 1),
-            generator=torch.Generator().manual_seed(noise.batch_seed(self.args.seed, rollout_batch)),
+            generator=self.batch_generator(),
             rows=inputs["sage_rows"],
             rewards=inputs.get("sage_rewards"),
             group=self.num_generations if self.model.training else self.num_generations_eval,
@@ -229,7 +257,6 @@ class SAGETrainer(GeneratingTrainer):
     def _shape_rollouts(self, output: dict[str, Any]) -> None:
         """log q at the sampling policy where a pass over it was made, and the k1 reward on top of the advantages."""
         if "hidden" in self.guide_needs:  # of the batch as it stands: groups may have been exchanged
-            self._say_pass()
             output["sage_logps"], output["sage_entropies"] = self._sampling_pass(output)
         logps, entropies = self.sampled(output)
         credit, center = self.estimator == "k1-reward", self.args.guide_center == "batch"
@@ -248,19 +275,21 @@ class SAGETrainer(GeneratingTrainer):
             self.credit.add_bonus(output, logps, log_q, mask)
 
     def sampled(self, output: dict[str, Any]) -> tuple[Any, Tensor | None]:
-        """Log-probs and entropies at the policy that sampled: from TRL's own pass; else from ours, made once where something
-        takes the whole rollout batch; None where nothing does."""
+        """Log-probs and entropies (B, T) at the policy that sampled: from TRL's own pass; else from ours, made once where a
+        setting looks at the whole rollout batch; None where none does."""
         if output.get("old_per_token_logps") is not None:
             return output["old_per_token_logps"], output.get("sage_entropies")
         if self.whole_batch and "sage_logps" not in output:
-            self._say_pass()
             output["sage_logps"], output["sage_entropies"] = self._sampling_pass(output)
             output.pop("sage_hidden", None)
         return output.get("sage_logps"), output.get("sage_entropies")
 
     def _sampling_pass(self, output: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
-        """Log-probs and entropies of the policy that sampled: the one extra pass of what takes the whole rollout batch, where TRL
-        made none."""
+        """The one extra pass over the whole rollout batch, where TRL made none."""
+        self.tell(
+            "pass",
+            f"{self.whole_batch} looks at whole rollout batches: one more forward pass over each, without gradient.",
+        )
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
         attention = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
         size = self.args.per_device_train_batch_size if self.model.training else self.args.per_device_eval_batch_size
@@ -268,24 +297,16 @@ class SAGETrainer(GeneratingTrainer):
         still = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
         straight = self.args.tokens_per_microbatch is not None and not extra
         with torch.no_grad(), still, self._watch.over(self.accelerator.unwrap_model(self.model), output, straight):
-            logps, entropies, _ = self._get_per_token_logps_and_entropies(
-                self.model,
-                ids,
-                attention,
-                output["completion_ids"].size(1),
-                batch_size=size,
-                compute_entropy=True,
-                **extra,
-            )
-        return logps, entropies
+            columns, wanted = output["completion_ids"].size(1), {"batch_size": size, "compute_entropy": True}
+            return self._get_per_token_logps_and_entropies(self.model, ids, attention, columns, **wanted, **extra)[:2]
 
     # ---- the seam --------------------------------------------------------------------------------------------------
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, ids: Tensor, mask: Tensor, keep: int, *args: Any, compute_entropy: bool = False, **kwargs: Any
     ) -> Any:
-        lens, budget = self._lens, self.args.tokens_per_microbatch
-        wanted = compute_entropy or (lens is not None and lens.wants_entropy(model))
+        recorder, budget = self._recorder, self.args.tokens_per_microbatch
+        wanted = compute_entropy or (recorder is not None and recorder.wants_entropy(model))
         with in_place(trl_utils, self._head):
             if budget is None or any(kwargs.get(k) is not None for k in packing.IMAGES):
                 run = super()._get_per_token_logps_and_entropies
@@ -293,66 +314,63 @@ class SAGETrainer(GeneratingTrainer):
             else:
                 score = partial(self._score, model, wanted)
                 if torch.is_grad_enabled():  # one micro-batch of the loss
-                    found = packing.straight_pass(score, ids, mask, keep)
+                    logps, entropies, *states = packing.straight_pass(score, ids, mask, keep)
                 else:
-                    found = packing.packed_pass(score, ids, mask, keep, budget, self.accelerator)
-                out = (*found[:2], None)
-                self._watch.seen += found[2:]
-        if lens is not None:
-            lens.see(out[0], out[1])
+                    logps, entropies, *states = packing.packed_pass(score, ids, mask, keep, budget, self.accelerator)
+                out = logps, entropies, None
+                self._watch.passes += states
+        if recorder is not None:
+            recorder.record(out[0], out[1])
         return out
 
     def _score(self, model: Any, entropy: bool, ids: Tensor, labels: Tensor) -> packing.Scored:
         """Of straight rows, as TRL asks its model; causal attention keeps the padding behind them out without a mask."""
         with self.accelerator.autocast():
             out = model(input_ids=ids, labels=labels, fused_lm_head=True)
-        return out.log_probs, out.entropy if entropy else None, *self._watch.take()
+        return out.log_probs, out.entropy if entropy else None, *self._watch.drain()
 
     def _make_head(self) -> Head | None:
-        """Ours in the place of TRL's fused head; None, with the reason said, where the model is one it does not cover."""
+        """Ours in the place of TRL's fused head; None, with the reason, where the model is one it does not cover."""
         wanted = self.args.fused_head
         if wanted is False or (wanted is None and self.accelerator.device.type != "cuda"):
             return None
         reason = covers(self.accelerator.unwrap_model(self.model))
         if reason is None:
             return Head(trl_utils._ChunkedLogProbFunction, entropy_grad=self._entropy_bonus_enabled)
-        if self.accelerator.is_main_process:
-            print(f"sage: TRL's fused head computes the log-probs: {reason}.")
+        self.tell("head", f"TRL's fused head computes the log-probs: {reason}.")
         return None
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
-        kept = self.rehearsal.step(model) if self.rehearsal is not None and self.model.training else 0.0
+        rehearsed = self.rehearsal.step(model) if self.rehearsal is not None and self.model.training else 0.0
         if self.args.tokens_per_microbatch is None or not self.model.training:
-            return super().compute_loss(model, inputs, *args, **kwargs) + kept
-        return microbatches.backward_by_parts(self, model, inputs) + kept
+            return super().compute_loss(model, inputs, *args, **kwargs) + rehearsed
+        return microbatches.backward_by_parts(self, model, inputs) + rehearsed
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         shaped = dict(inputs)  # buffered inputs are never changed
-        self._lens = lens = LossLens(self, inputs, shaped)
+        self._recorder = seen = LossRecorder(self, inputs, shaped)
         try:
             with self._trl_beta(self.beta if self.estimator in IN_TRL else 0.0):
                 loss = super()._compute_loss(model, shaped)
         finally:
-            self._lens = None
+            self._recorder = None
         penalty = None
         if self.estimator not in IN_TRL and self.beta != 0:
-            log_q = lens.log_q if lens.log_q is not None else torch.zeros_like(lens.ref)
-            if self.estimator == "k1-reward":  # k3 toward the anchor is shown, not trained on
-                penalty = anchor_penalty(lens.logps, lens.ref, tellable(log_q), "k3")  # type: ignore[arg-type]
+            log_q = seen.log_q if seen.log_q is not None else torch.zeros_like(seen.ref)
+            if self.estimator == "k1-reward":  # k3 toward the anchor is logged, not trained on
+                penalty = anchor_penalty(seen.logps, seen.ref, tellable(log_q), "k3")
             else:
-                penalty = anchor_penalty(lens.logps, lens.ref, log_q, self.estimator)  # type: ignore[arg-type]
-                loss = loss + self.beta * self._aggregate(penalty, lens.mask, inputs)
-        if (pull := token_credit.pull(self, inputs, lens.logps)) is not None:
-            loss = loss + self._aggregate(pull, lens.mask, inputs)
-        check_finite({"loss": loss.detach()[None, None]}, torch.ones(1, 1, device=loss.device), self)
-        found = (lens.logps, lens.entropies, lens.ref, lens.log_q, penalty, lens.mask)
-        if self.found is not None:
-            self.found.append(microbatches.counted(found))
-            return loss
-        mode = "train" if self.model.training else "eval"
-        shown = measure.step(*found, self.accelerator)
-        for name, value in shown.items():
-            self._metrics[mode][name].append(value)
+                penalty = anchor_penalty(seen.logps, seen.ref, log_q, self.estimator)
+                loss = loss + self.beta * self._aggregate(penalty, seen.mask, inputs)
+        if (pull := token_credit.pull(self, inputs, seen.logps)) is not None:
+            loss = loss + self._aggregate(pull, seen.mask, inputs)
+        if not bool(torch.isfinite(loss.detach())):
+            raise diverged(f"loss became {loss.item()}", "", self)
+        measured = measure.PerToken(seen.logps, seen.entropies, seen.ref, seen.log_q, penalty, seen.mask)
+        if self.measured is not None:
+            self.measured.append(microbatches.counted_only(measured))
+        else:
+            self.log_values(measure.step(measured, self.accelerator))
         return loss
 
     @contextmanager
@@ -379,33 +397,6 @@ class SAGETrainer(GeneratingTrainer):
             return total.mean() / accumulation
         items = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes  # dapo, cispo, vespo
         return total.sum() / (items * accumulation / self.args.steps_per_generation if training else items)
-
-    # ---- guards ----------------------------------------------------------------------------------------------------
-
-    def _still_dropout(self) -> None:
-        if self.args.disable_dropout:
-            disable_dropout(self.model)  # a reference is in evaluation mode
-        elif (found := active_dropout(self.model)) and self.accelerator.is_main_process:
-            print(
-                f"sage: the policy has {found}: its log-probs are then not those it sampled with, and every estimate of the KL "
-                "holds that noise; disable_dropout=true turns it off."
-            )
-
-    def _say_pass(self) -> None:
-        if not self.pass_said and self.accelerator.is_main_process:
-            print(
-                f"sage: {self.whole_batch} looks at whole rollout batches: one more forward pass over each, without gradient."
-            )
-        self.pass_said = True
-
-    def _say_which_gradient(self) -> None:
-        if self.estimator != "k1-reward" or not self.accelerator.is_main_process:
-            return
-        departures = self.args.departures()
-        if departures:
-            print("sage: k1-reward, not the exact case: " + "; ".join(departures))
-        else:
-            print("sage: k1-reward, the exact case: the gradient is that of Eq. 6.")
 
     # ---- the card --------------------------------------------------------------------------------------------------
 

@@ -3,13 +3,12 @@
     sage-rlvr eval --model M --tasks gsm8k --split train --n 8 --seeds 1 --temperature 1 --min_p 0 --out runs/kept
     sage-rlvr train --model_name_or_path M --task gsm8k --temperature 1 --keep_from runs/kept
 
-Taken are samples that were judged right and came to their end, of the training problems (those that ``within_reach`` leaves out
+These are samples that were judged right and came to their end, of the training problems (those that ``within_reach`` leaves out
 too: as published, what π_ref always solves is kept and not trained on); the first ``keep_per_problem`` of each, so that they are
-π_ref's own draws. The folder must be of the model that training starts from,
-drawn as training draws, with the very tokens of training's prompts: all of that is looked at here. ``rehearsal`` trains on them.
+π_ref's own draws. The folder must be of the model that training starts from, drawn as training draws, with the very tokens of
+training's prompts: all of that is checked here. ``rehearsal`` trains on them.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,27 +39,20 @@ class Answer:
 def check(args: Any) -> None:
     """What a config can know."""
     if args.keep_from is None:
-        named = {f.name: f.default for f in type(args).__dataclass_fields__.values() if f.name.startswith("keep_")}
-        for name in (name for name, default in named.items() if getattr(args, name) != default):
-            raise UserError(
-                f"{name} is set but keep_from is not: name the folder of an evaluation, or leave {name} out."
-            )
+        for f in type(args).__dataclass_fields__.values():
+            if f.name.startswith("keep_") and getattr(args, f.name) != f.default:
+                raise UserError(
+                    f"{f.name} is set but keep_from is not: name the folder of an evaluation, or leave it out."
+                )
         return
     if args.keep_divergence not in DIVERGENCES:
         raise UserError(f"keep_divergence={args.keep_divergence!r} is unknown; choose one of {', '.join(DIVERGENCES)}.")
-    if not (args.keep_coef >= 0 and math.isfinite(args.keep_coef)):
-        raise UserError(f"keep_coef={args.keep_coef} weighs a divergence: set 0 (only measured) or more.")
-    for name in ("keep_batch", "keep_per_problem"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise UserError(f"{name}={getattr(args, name)} counts answers: set 1 or more.")
     moved = [name for name in ("sync_ref_model", "anchor_reset") if getattr(args, name, None)]
     if moved and args.keep_divergence == "js":
         raise UserError(
             f"keep_divergence='js' with {moved[0]}: it compares with the model that gave the answers, and the reference moves "
             "away from it; take keep_divergence='forward', which needs no reference."
         )
-    if args.deepspeed:
-        raise UserError("keep_from does not work with DeepSpeed, whose engine counts backward passes: use DDP or FSDP.")
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------------
@@ -90,15 +82,12 @@ def answers(trainer: Any, dataset: Any) -> list[Answer]:
             "leave keep_from out."
         )
     prompts = _prompts(store, trainer, {key: dataset[trained[key]] for key in some})
-    found = [Answer(prompts[key], ids) for key in some for ids in right[key]]
-    if trainer.accelerator.is_main_process:
-        rest = len(sampled) - len(both)
-        said = f", {rest:,} others in the folder are not trained on" if rest else ""
-        print(
-            f"sage: {len(found):,} right answers to {len(some):,} problems are kept, from {folder} ({len(both) - len(some):,} of "
-            f"its problems have none{said})."
-        )
-    return writer.same_everywhere(found)  # a folder may grow while ranks read it
+    all_of_them = [Answer(prompts[key], ids) for key in some for ids in right[key]]
+    others = len(sampled) - len(both)
+    untrained = f", {others:,} others in the folder are not trained on" if others else ""
+    trainer.tell("kept answers", f"{len(all_of_them):,} right answers to {len(some):,} problems are kept, from {folder} "
+                 f"({len(both) - len(some):,} of its problems have none{untrained}).")  # fmt: skip
+    return writer.same_everywhere(all_of_them)  # a folder may grow while ranks read it
 
 
 def _trained(dataset: Any) -> dict[Key, int]:
@@ -125,7 +114,7 @@ def _right(store: SampleStore, args: Any) -> tuple[dict[Key, list[tuple[int, ...
             if 0 < len(ids) <= args.max_completion_length:
                 one = (batch["seed"][i].as_py(), batch["index"][i].as_py(), ids)
                 best[keys[i]] = sorted([*best[keys[i]], one])[: args.keep_per_problem]
-    return {key: [ids for *_, ids in kept] for key, kept in best.items()}, sampled
+    return {key: [ids for *_, ids in first] for key, first in best.items()}, sampled
 
 
 def _refuse_held_out(store: SampleStore, strangers: set[Key]) -> None:
@@ -146,14 +135,15 @@ def _check_model(settings: Mapping[str, Any], trainer: Any) -> None:
     folder, model = trainer.args.keep_from, trainer.accelerator.unwrap_model(trainer.model)
     name, theirs, adapter = model.config._name_or_path, str(settings.get("model")), settings.get("adapter")
     if bool(adapter) != starts_from_adapter(model):
-        said = f"with the adapter {adapter}" if adapter else "without an adapter"
-        other = "without one" if adapter else "from an adapter"
+        there, here = (
+            (f"with the adapter {adapter}", "without one") if adapter else ("without an adapter", "from an adapter")
+        )
         raise UserError(
-            f"{folder} holds samples of {theirs} {said} and training starts {other}: evaluate the model that training starts "
+            f"{folder} holds samples of {theirs} {there} and training starts {here}: evaluate the model that training starts "
             "from into another folder."
         )
-    stored, here = settings.get("model_weights"), of_weights(name) if name else None
-    same = stored == here if stored and here else str(name) == theirs
+    stored, start = settings.get("model_weights"), of_weights(name) if name else None
+    same = stored == start if stored and start else str(name) == theirs
     if not same and not theirs.endswith(".gguf"):  # trained from a folder that is made of the file
         raise UserError(
             f"{folder} holds samples of {theirs} and training starts from {name or 'another model'}, whose weights are others: "
@@ -163,8 +153,8 @@ def _check_model(settings: Mapping[str, Any], trainer: Any) -> None:
     for part in ("tokenizer", "config.json"):
         if part in inputs and part in files and inputs[part] != files[part]:
             raise UserError(f"{folder} was drawn with another {part} than {name} has now: evaluate again.")
-    if (adapter or theirs.endswith(".gguf")) and trainer.accelerator.is_main_process:
-        print(f"sage: {folder} says that training starts from {adapter or theirs}; this cannot be checked.")
+    if adapter or theirs.endswith(".gguf"):
+        trainer.tell("start", f"{folder} says that training starts from {adapter or theirs}; this cannot be checked.")
 
 
 def starts_from_adapter(model: Any) -> bool:
@@ -214,18 +204,18 @@ def _problems(store: SampleStore, user: str, keys: list[Key]) -> dict[Key, Probl
     path = Path(store.folder, "problems.json")
     try:
         known = read_json(path, "evaluate again")
-        found = {(t, p): Problem(p, t, known[t][p]["question"], known[t][p]["answer"]) for t, p in keys}
+        problems = {(t, p): Problem(p, t, known[t][p]["question"], known[t][p]["answer"]) for t, p in keys}
     except FileNotFoundError as e:
         raise UserError(f"{path} is not there, so what was asked is not known: evaluate again.") from e
     except (KeyError, TypeError) as e:
         raise UserError(f"{path} lacks a problem that was sampled ({e}): evaluate again.") from e
     if {name for _, name, *_ in Formatter().parse(user) if name} <= {"question"}:
-        return found
+        return problems
     for task in sorted({task for task, _ in keys}):
         asked = store.problems.get(task)
         size = len(asked.problems) + len(asked.unverifiable) if asked else None
         loaded = {p.id: p for p in load_task(task, limit=size, split=store.settings.get("split", "test"))}
         for t, p in keys:
-            if t == task and p in loaded and loaded[p].question == found[t, p].question:
-                found[t, p] = loaded[p]
-    return found
+            if t == task and p in loaded and loaded[p].question == problems[t, p].question:
+                problems[t, p] = loaded[p]
+    return problems
