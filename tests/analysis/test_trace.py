@@ -166,7 +166,7 @@ def test_a_checkpoint_without_weights_is_named(trained):
 def test_select_takes_right_and_wrong(tmp_path):
     cells = {"a": "00001", "b": "11110", "c": "10101", "z": "11111"}
     store = SampleStore(make_store(tmp_path / "r", words("t", cells)), readonly=True)
-    chosen = select(store, None, None, limit=3, per_problem=4)
+    chosen = select(store, None, limit=3, per_problem=4)
     picked = {p: sorted(r["index"] for r in chosen if r["problem"] == p) for p in "abc"}
     assert picked == {"a": [0, 1, 2, 4], "b": [0, 1, 2, 4], "c": [0, 1, 2, 3]}
     assert not any(r["problem"] == "z" for r in chosen)

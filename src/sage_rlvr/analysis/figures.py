@@ -9,7 +9,7 @@ import numpy as np
 from sage_rlvr.analysis.dynamics import Dynamics, smoothed
 from sage_rlvr.analysis.grid import Grid
 from sage_rlvr.analysis.patterns import TaskPatterns
-from sage_rlvr.analysis.support import TaskSupport
+from sage_rlvr.evaluate.results import SupportTask
 from sage_rlvr.figure_style import INK, Figure, legend, line, log_scale, panels, save, whole_steps
 
 HATCH = ("", "//", "..", "xx", "\\\\", "++", "oo", "--")
@@ -96,7 +96,7 @@ def draw_perplexity(ax: Any, values: Mapping[str, np.ndarray]) -> None:
     log_scale(ax.xaxis)
 
 
-def support_figure(found: Mapping[str, Mapping[str, TaskSupport]], path: Path) -> Figure:
+def support_figure(found: Mapping[str, Mapping[str, SupportTask]], path: Path) -> Figure:
     """``found[run][task]``: one stacked bar a run and task; the shares of problems preserved, gained, lost, never solved."""
     rows = [(run, task, s) for run, by in found.items() for task, s in by.items()]
     kinds = {"P": ("both", INK[0], ""), "E": ("gained", INK[2], "//"), "S": ("lost", INK[1], "xx")}
