@@ -29,7 +29,7 @@ def by_transformers(model, prompt, completion):
     return model(input_ids=torch.tensor([[*prompt, *completion]]), labels=labels).loss.exp().item()
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 300, 100_000])
+@pytest.mark.parametrize("batch_tokens", [1, 300])
 def test_equals_transformers_loss(tmp_path, base, batch_tokens):
     samples = make_samples(base)
     run = make_run(tmp_path / "run", base, samples)

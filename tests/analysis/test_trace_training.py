@@ -82,11 +82,8 @@ def rows_of(traced):
 
 
 CASES = {
-    "branch": {"guide": "branch", "guide_args": {"threshold": 2.0}},
     "the reference's entropy": {"guide": "tempered", "guide_args": {"threshold": 2.0, "source": "reference"}},
-    "a quantile": RELATIVE,
     "a quantile, level": {"guide": "tempered-quantile", "guide_args": {"level": True}},
-    "centred": {"guide": "branch", "guide_args": {"threshold": 2.0}, "guide_center": "batch"},
     "a quantile, centred, truncated rows masked": RELATIVE
     | {"guide_center": "batch", "mask_truncated_completions": True},
     "rewards": {"guide": "verified", "guide_args": {"source": "policy"}},

@@ -1,7 +1,7 @@
 """Perplexity of a run's samples under the base (METHOD section 8, Eq. 39): exp(−(1/|y|)·Σ_t log π_base(y_t|…)).
 
-Heavier right tails mean that the model still writes what the base finds unlikely. Results are kept beside the store, in
-FOLDER/perplexity/*.parquet, one row a sample and scoring model (known by its files, not by its path), and are computed once.
+Heavier right tails mean that the model still writes what the base finds unlikely. Results stay beside the store, in
+FOLDER/perplexity/*.parquet, one row per sample and scoring model (known by its files, not by its path), and are computed once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from sage_rlvr.analysis.scoring import ModelSource, Prompts, Text, read_texts
-from sage_rlvr.analysis.shards import digest, read_shards, sweep, write_shard
+from sage_rlvr.analysis.shards import KEY_FIELDS, digest, key_of, read_shards, sweep, write_shard
 from sage_rlvr.errors import UserError
 from sage_rlvr.models.fingerprints import digest as digest_of
 from sage_rlvr.models.fingerprints import of_model, of_words
@@ -24,10 +24,7 @@ from sage_rlvr.tasks import get_format
 
 SCHEMA = pa.schema(
     [
-        ("task", pa.string()),
-        ("problem", pa.string()),
-        ("seed", pa.int64()),
-        ("index", pa.int32()),
+        *KEY_FIELDS,
         ("scorer", pa.string()),  # the model that read it: its name and, behind " #", what it was
         ("digest", pa.int64()),  # of the completion's tokens
         ("tokens", pa.int32()),
@@ -57,7 +54,7 @@ def perplexity(
     out = Path(folder, "perplexity")
     sweep(out)
     mark = _mark(store, scorer)
-    have = {_key(row): row for row in read_shards(out, SCHEMA) if row["scorer"].endswith(mark)}
+    have = {key_of(row): row for row in read_shards(out, SCHEMA) if row["scorer"].endswith(mark)}
     load, prompts = (
         cache(load or scorer.load),
         cache(lambda: Prompts(store, _words(store, scorer).tokenizer(), data_dir)),
@@ -66,9 +63,9 @@ def perplexity(
     for block in _blocks(store, problems, limit):
         todo = []
         for row in block:
-            old = have.get(_key(row))
+            old = have.get(key_of(row))
             if old and old["digest"] == row["digest"]:
-                values.append((*_key(row), old["perplexity"]))
+                values.append((*key_of(row), old["perplexity"]))
             elif row["token_ids"]:  # an empty completion has no perplexity
                 todo.append(row)
         if todo:
@@ -118,11 +115,7 @@ def _score(
     finally:
         if rows:
             write_shard(out, rows, SCHEMA)
-    return [(*_key(r), r["perplexity"]) for r in rows]
-
-
-def _key(row: dict[str, Any]) -> tuple[str, str, int, int]:
-    return row["task"], row["problem"], row["seed"], row["index"]
+    return [(*key_of(r), r["perplexity"]) for r in rows]
 
 
 def _words(store: SampleStore, scorer: ModelSource) -> ModelSource:

@@ -1,7 +1,7 @@
 """``sage-rlvr trace``: stored completions read again through checkpoints, token by token, for the explorer.
 
 FOLDER/trace/_trace.json    guide, reference, checkpoints, and what q is
-FOLDER/trace/*.parquet     one row a sample and checkpoint: token texts, log π, log π_ref, entropy, q, penalty
+FOLDER/trace/*.parquet     one row per sample and checkpoint: token texts, log π, log π_ref, entropy, q, penalty
 """
 
 import json
@@ -21,7 +21,7 @@ from sage_rlvr.analysis.records import checkpoints as checkpoints_in
 from sage_rlvr.analysis.records import read_record, trainer_state, training_of
 from sage_rlvr.analysis.scoring import ModelSource, Prompts, Reading, Text, read_texts, source_of
 from sage_rlvr.analysis.shaped import Anchor, anchor_of, log_q
-from sage_rlvr.analysis.shards import digest, read_shards, sweep, write_shard
+from sage_rlvr.analysis.shards import KEY_FIELDS, Key, digest, key_of, read_shards, sweep, write_shard
 from sage_rlvr.analysis.verdicts import judged_rows
 from sage_rlvr.anchor import anchor_penalty, tellable
 from sage_rlvr.errors import UserError
@@ -35,10 +35,7 @@ from sage_rlvr.store.settings import differences
 _FLOATS = pa.list_(pa.float32())
 SCHEMA = pa.schema(
     [
-        ("task", pa.string()),
-        ("problem", pa.string()),
-        ("seed", pa.int64()),
-        ("index", pa.int32()),
+        *KEY_FIELDS,
         ("checkpoint", pa.string()),
         ("step", pa.int64()),  # null: not known
         ("right", pa.bool_()),
@@ -52,7 +49,6 @@ SCHEMA = pa.schema(
     ]
 )
 SHARD = 64  # rows that a kill may cost
-Key = tuple[str, str, int, int]  # task, problem, seed, index
 
 
 @dataclass(frozen=True)
@@ -89,7 +85,7 @@ def trace(
     seed: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Traced:
-    """Reads ``per_problem`` completions of each of the first ``limit`` problems a task through every checkpoint.
+    """Reads ``per_problem`` completions of each of the first ``limit`` problems of a task through every checkpoint.
 
     A training folder as checkpoint stands for its checkpoint-N folders and its final weights; none: the sampled model.
     Guide, reference, temperature and seed are the training run's unless said. Where q depends on the other completions of a
@@ -110,7 +106,7 @@ def trace(
     _write_settings(target, settings, points)
     todo = _todo(target, chosen, points)
     to_read = {label: chosen if rows and anchor.together else rows for label, rows in todo.items()}
-    samples = {_key(r): r for rows in to_read.values() for r in rows}
+    samples = {key_of(r): r for rows in to_read.values() for r in rows}
     tokenizer = source_of(run).tokenizer() if store.settings.get("model") else points[0].source.tokenizer()
     prompts = Prompts(store, tokenizer, data_dir)
     texts = {k: Text(prompts(r["task"], r["problem"]), tuple(r["token_ids"])) for k, r in samples.items()}
@@ -124,8 +120,8 @@ def trace(
     for point in (p for p in points if todo[p.label]):
         here, why = _at(anchor, point)
         notes += [why] if why else []
-        new = {_key(r) for r in todo[point.label]}
-        readings = read(point.source, [_key(r) for r in to_read[point.label]])
+        new = {key_of(r) for r in todo[point.label]}
+        readings = read(point.source, [key_of(r) for r in to_read[point.label]])
         shaped = _shaped(here, point, samples, readings, ref)
         rows = (_row(samples[k], point, own, ref[k], shape, tokenizer) for k, own, shape in shaped if k in new)
         while shard := list(islice(rows, SHARD)):
@@ -145,7 +141,7 @@ def _settings(anchor: Anchor, origin: ModelSource, chosen: Sequence[dict[str, An
     if anchor.guide is not None and anchor.guide.stochastic:
         shared["seed"] = anchor.seed
     if anchor.together:
-        which = blake2b(repr([_key(r) for r in chosen]).encode(), digest_size=4).hexdigest()
+        which = blake2b(repr([key_of(r) for r in chosen]).encode(), digest_size=4).hexdigest()
         shared["batch"] = f"{len(chosen)} completions ({which})"
     return shared
 
@@ -175,17 +171,11 @@ def _shaped(
 def _todo(target: Path, chosen: list[dict[str, Any]], points: Sequence[Checkpoint]) -> dict[str, list[dict[str, Any]]]:
     """Checkpoint → samples that were not read through it yet."""
     rows = read_shards(target, SCHEMA, [*KEYS, "checkpoint", "digest"])
-    done = {(*_key(r), r["checkpoint"]): r["digest"] for r in rows}
+    done = {(*key_of(r), r["checkpoint"]): r["digest"] for r in rows}
     for r in chosen:
-        if any(done.get((*_key(r), c.label), r["digest"]) != r["digest"] for c in points):
-            raise UserError(
-                f"{target} traces other samples than the store now has; remove that folder and trace again."
-            )
-    return {c.label: [r for r in chosen if (*_key(r), c.label) not in done] for c in points}
-
-
-def _key(row: dict[str, Any]) -> Key:
-    return row["task"], row["problem"], row["seed"], row["index"]
+        if any(done.get((*key_of(r), c.label), r["digest"]) != r["digest"] for c in points):
+            raise UserError(f"{target} traces other samples than the store now has; remove it and trace again.")
+    return {c.label: [r for r in chosen if (*key_of(r), c.label) not in done] for c in points}
 
 
 def _row(

@@ -112,17 +112,17 @@ def forward_kl(world: World) -> Check:
 def separation(worlds: int = 100) -> Check:
     """A.4's sufficient condition over random worlds and betas: where it holds, SAGE puts less mass on wrong answers. Without a
     guide it is necessary too, so a laxer one would have exceptions here."""
-    found = []  # guide, condition, conclusion
+    cases = []  # guide, condition, conclusion
     for seed in range(worlds):
         world = random_world(seed, right=4 + seed % 40)
         beta = (0.1, 0.3, 1.0, 3.0)[seed % 4]
         fkl = solutions.forward_kl(world, beta)
-        found += [(name, *solutions.separates(world, beta, q, *fkl)) for name, q in held_log_q(world).items()]
-    held = sum(condition for _, condition, _ in found)
-    broken = sum(condition and not conclusion for _, condition, conclusion in found)
-    exact = sum(condition == conclusion for name, condition, conclusion in found if name == "none")
-    both = len({conclusion for name, _, conclusion in found if name == "none"}) == 2
-    text = f"held {held} of {len(found)} times, {broken} exceptions; without a guide it decides, {exact} of {worlds}"
+        cases += [(name, *solutions.separates(world, beta, q, *fkl)) for name, q in held_log_q(world).items()]
+    held = sum(condition for _, condition, _ in cases)
+    broken = sum(condition and not conclusion for _, condition, conclusion in cases)
+    exact = sum(condition == conclusion for name, condition, conclusion in cases if name == "none")
+    both = len({conclusion for name, _, conclusion in cases if name == "none"}) == 2
+    text = f"held {held} of {len(cases)} times, {broken} exceptions; without a guide it decides, {exact} of {worlds}"
     holds = held > 0 and not broken and exact == worlds and both
     return Check("A.4: the separation condition implies less wrong mass than forward KL", text, holds)
 
@@ -203,7 +203,7 @@ def endless(chance: float = 0.01, cuts: tuple[int, int] = (200, 800)) -> Check:
     small, large = 1.005, 1.05
     below, above = ([share_cut(q, cut) for cut in cuts] for q in (small, large))
     closed = [closed_form(q, cut) for q in (small, large) for cut in cuts]
-    gap = max(abs(found - told) for found, told in zip(below + above, closed))
+    gap = max(abs(x - y) for x, y in zip(below + above, closed))
     limit = ((1 - chance) * large - 1) / (large - 1)
     text = "share cut at {} and {}: below {:.2f}, {:.2f}; above {:.2f}, {:.2f}".format(*cuts, *below, *above)
     holds = gap < 1e-9 and below[1] < 0.05 < below[0] and abs(above[1] - limit) < 1e-9 and limit > 0.5
