@@ -58,9 +58,8 @@ def checks(seed: int = 0) -> Iterator[Check]:
 
 def identity_23(world: World, log_q: dict[str, Tensor]) -> Check:
     rlvr = solutions.reverse_kl(world, BETA)
-    error = max(
-        float((solutions.amplified(rlvr, q) - solutions.sage(world, BETA, q)).abs().max()) for q in log_q.values()
-    )
+    errors = [(solutions.amplified(rlvr, q) - solutions.sage(world, BETA, q)).abs().max() for q in log_q.values()]
+    error = float(max(errors))
     return Check("Identity 23: π_SAGE = q·π_RLVR / E[q]", f"largest difference {error:.1e}", error < 1e-12)
 
 
@@ -75,11 +74,8 @@ def theorem_4_3(world: World, log_q: dict[str, Tensor]) -> Check:
             reached = solutions.on_support(final, world, float(epsilon))
             broken += int((premise & ~reached).sum())
             gained += int((reached & ~solutions.on_support(rlvr, world, float(epsilon))).sum())
-    return Check(
-        "Theorem 4.3: enough q lifts a right answer over ε",
-        f"{broken} exceptions, {gained} lifted",
-        not broken and gained > 0,
-    )
+    text = f"{broken} exceptions, {gained} lifted"
+    return Check("Theorem 4.3: enough q lifts a right answer over ε", text, not broken and gained > 0)
 
 
 def entropy_bonus(world: World, eta: float = 0.2) -> Check:
@@ -93,17 +89,15 @@ def entropy_bonus(world: World, eta: float = 0.2) -> Check:
 
     reached = world.probs(descend(world, gradient))[0]
     gap = float(solutions.total_variation(reached, solutions.entropy_bonus(world, BETA, eta)))
-    return Check(
-        "A.2: an entropy bonus is a temperature, π ∝ π_ref^{β/(β+η)}·exp(r/(β+η))", f"TV {gap:.1e}", gap < 1e-6
-    )
+    statement = "A.2: an entropy bonus is a temperature, π ∝ π_ref^{β/(β+η)}·exp(r/(β+η))"
+    return Check(statement, f"TV {gap:.1e}", gap < 1e-6)
 
 
 def forward_kl(world: World) -> Check:
     """A.4 by descent, with the ratio of whole completions: every completion becomes one token of a one-step world."""
     count = len(world.ref)
-    flat = World(
-        world.ref.log()[None], world.reward, torch.arange(count)[:, None], torch.zeros(count, 1, dtype=torch.long)
-    )
+    each, root = torch.arange(count)[:, None], torch.zeros(count, 1, dtype=torch.long)
+    flat = World(world.ref.log()[None], world.reward, each, root)
     reached = flat.probs(train(flat, [Arm("forward", flat.log_q(None))], BETA))[0]
     gap = float(solutions.total_variation(reached, solutions.forward_kl(world, BETA)[0]))
     return Check("A.4: forward KL with the sequence ratio reaches β·π_ref/(λ − r)", f"TV {gap:.1e}", gap < 1e-6)
@@ -175,7 +169,7 @@ def k3_value(world: World, log_q: dict[str, Tensor]) -> Check:
     logps, pi = world.logps(logits), world.probs(logits)
     value = float((pi * anchor_penalty(logps, world.ref_logps, q, "k3").sum(-1)).sum())
     pseudo = float((pi * (logps - world.ref_logps - q).sum(-1)).sum())
-    excess = float((pi * (q.exp() - 1).sum(-1)).sum())  # branch: q is one number a state, so Z_t = q_t
+    excess = float((pi * (q.exp() - 1).sum(-1)).sum())  # branch: q is one number per state, so Z_t = q_t
     gap = abs(value - pseudo - excess)
     text = f"E[k3] {value:.4f}, D̃ {pseudo:.4f}, excess {excess:.4f}, gap {gap:.1e}"
     return Check("k3 over-counts the pseudo-KL by E[Σ(Z − 1)]", text, gap < 1e-6 and excess > 0.01)
@@ -212,16 +206,14 @@ def endless(chance: float = 0.01, cuts: tuple[int, int] = (200, 800)) -> Check:
 
 def theorem_4_2() -> Check:
     budget = never_sampled()
-    (grpo, grpo_se), (sage, sage_se) = (
-        (float(x.mean()), float(x.std()) / len(x) ** 0.5) for x in (budget.grpo, budget.sage)
-    )
+    both = (budget.grpo, budget.sage)
+    (grpo, grpo_se), (sage, sage_se) = ((float(x.mean()), float(x.std()) / len(x) ** 0.5) for x in both)
     text = f"log-odds GRPO {grpo:+.3f} ± {2 * grpo_se:.3f}, SAGE {sage:+.3f} ± {2 * sage_se:.3f}"
     holds = budget.never_sampled and grpo + 2 * grpo_se <= 0 and sage - 2 * sage_se > 0
-    return Check(
-        "Theorem 4.2, sampled: a right answer never drawn gains no odds; behind a drawn fork, under SAGE, it does",
-        text,
-        holds,
+    statement = (
+        "Theorem 4.2, sampled: a right answer never drawn gains no odds; behind a drawn fork, under SAGE, it does"
     )
+    return Check(statement, text, holds)
 
 
 def grows_with_difficulty(worlds: int = 45, most: int = 64) -> Check:
@@ -237,11 +229,10 @@ def grows_with_difficulty(worlds: int = 45, most: int = 64) -> Check:
         falls &= bool((delta.diff() < 0).all())  # rates rise
         seen = [k for k in (2, 8, most) if difficulty.pass_at(ends, k) < 0.99]  # else there is no room for a gain
         least = min([least, *(difficulty.gain(rates, ends, k) for k in seen)])
-        flat = difficulty.grouped(rates, beta, GroupGuide(gamma=0.0))
-        alike = difficulty.grouped(rates[:1].expand(3), beta, GroupGuide(gamma=gamma))
-        none = max(
-            none, abs(difficulty.gain(rates, flat, most)), abs(difficulty.gain(rates[:1].expand(3), alike, most))
-        )
+        flat = difficulty.gain(rates, difficulty.grouped(rates, beta, GroupGuide(gamma=0.0)), most)
+        same = rates[:1].expand(3)
+        alike = difficulty.gain(same, difficulty.grouped(same, beta, GroupGuide(gamma=gamma)), most)
+        none = max(none, abs(flat), abs(alike))
     text = f"{worlds} sets of prompts: least gain {least:.1e}; γ = 0 or prompts alike: {none:.0e}"
     holds = falls and least > 0 and none < 1e-9
     return Check("A guide whose Δ grows with difficulty beats every β in mean pass@k", text, holds)
@@ -254,6 +245,5 @@ def a_perfect_value(world: World, kappa: float = 2.0) -> Check:
     ends = world.probs(train(world, arms, BETA))
     target = solutions.reverse_kl(world, 1 / (1 / BETA + kappa))
     gap = float(solutions.total_variation(ends, target).max())
-    return Check(
-        "A value head that knows everything is another β: 1/β + κ", f"TV {gap:.1e} under either credit", gap < 1e-6
-    )
+    text = f"TV {gap:.1e} under either credit"
+    return Check("A value head that knows everything is another β: 1/β + κ", text, gap < 1e-6)

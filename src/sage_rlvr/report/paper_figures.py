@@ -141,7 +141,7 @@ def figure5(runs: Runs, path: Path) -> Drawn:
 
 
 def figure6(runs: Runs, path: Path) -> Drawn:
-    """The small models, fully fine-tuned: a panel a model and task; labels such as full_1.5b, full_1.5b_grpo, full_3b."""
+    """The small models, fully fine-tuned: a panel per model and task; labels such as full_1.5b, full_1.5b_grpo, full_3b."""
     return _pass_figure(_curves(runs, None, None, by_model=True), path, {}, "Small models, fully fine-tuned")
 
 
