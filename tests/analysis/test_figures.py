@@ -19,7 +19,7 @@ def drawn(monkeypatch):
 
 
 def test_bars_of_a_run_keep_their_place_and_colour(drawn, tmp_path):
-    one = TaskPatterns("t", 4, 0, 6, {n: Frequency(0.5, 0.4, 0.6, 0.5, 3) for n in ("p", "r")}, {}, {})
+    one = TaskPatterns("t", 4, 0, 6, {n: Frequency(0.5, 0.4, 0.6, 0.5, 3) for n in ("p", "r")}, {})
     found = {run: {"all": one} | ({} if run == "first" else {"some": one}) for run in RUNS}
     figures.patterns_figure(found, tmp_path / "x")
     panels = [{c.get_label(): c[0] for c in ax.containers if c.get_label() in RUNS} for ax in drawn[0].axes]

@@ -7,7 +7,7 @@ a reading of the proof.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ class TaskPatterns:
     solutions: int  # Σ n_i
     frequency: dict[str, Frequency]
     n: dict[str, int]  # problem → n_i
-    hits: dict[str, dict[str, int]]  # pattern → problem → count
+    hits: dict[str, dict[str, int]] = field(default_factory=dict)  # pattern → problem → count
 
 
 def has_pattern(text: str, name: str, detector: re.Pattern[str]) -> bool:
