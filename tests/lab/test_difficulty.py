@@ -1,6 +1,5 @@
 """The taught guides where everything can be counted: prompts of different difficulty, and a value that is the true one."""
 
-
 import pytest
 import torch
 
