@@ -94,7 +94,7 @@ def test_perplexity_and_trace(tmp_path, screen):
     [
         ("moods", {}, "is unknown"),
         ("grid", {"budget": 3}, "has no option 'budget'; only support has it"),
-        ("grid", {"moods": 3}, "has no option 'moods'; it has task, top"),
+        ("grid", {"moods": 3}, "has no option 'moods'; it has task"),
         ("patterns", {"first": 0}, "first=0 must be 1 or more"),
         ("dynamics", {}, "no run to show"),
     ],

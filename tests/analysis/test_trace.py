@@ -7,8 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from sage_rlvr.analysis import pieces as module
-from sage_rlvr.analysis.pieces import _by_prefixes, token_pieces
+from sage_rlvr.analysis.pieces import token_pieces
 from sage_rlvr.analysis.scoring import ModelSource
 from sage_rlvr.analysis.trace import expand, select, trace
 from sage_rlvr.errors import UserError
@@ -73,15 +72,6 @@ def test_equals_full_logits(tmp_path, base, trained):
         ("branch/checkpoint-5", 5), ("branch/checkpoint-10", 10), ("branch", 10)
     }  # fmt: skip
     assert any(q > 1.05 for r in rows for q in r["q"])
-
-
-@pytest.mark.parametrize("guide", ["none", "branch"])  # none: no guide looks at what it is given
-def test_what_is_not_a_number_is_refused(tmp_path, base, guide):
-    broken = tiny.save_broken(tmp_path / "broken")
-    run = make_run(tmp_path / "eval", broken, make_samples(base))
-    with pytest.raises(UserError, match=r"broken gives stored completions log-probs that are not numbers"):
-        trace(run, [broken], reference=base, guide=guide)
-    assert not list((run / "trace").glob("*.parquet"))
 
 
 def test_a_second_call_adds_only_what_is_missing(tmp_path, base, trained):
@@ -166,7 +156,7 @@ def test_a_checkpoint_without_weights_is_named(trained):
 def test_select_takes_right_and_wrong(tmp_path):
     cells = {"a": "00001", "b": "11110", "c": "10101", "z": "11111"}
     store = SampleStore(make_store(tmp_path / "r", words("t", cells)), readonly=True)
-    chosen = select(store, None, None, limit=3, per_problem=4)
+    chosen = select(store, None, limit=3, per_problem=4)
     picked = {p: sorted(r["index"] for r in chosen if r["problem"] == p) for p in "abc"}
     assert picked == {"a": [0, 1, 2, 4], "b": [0, 1, 2, 4], "c": [0, 1, 2, 3]}
     assert not any(r["problem"] == "z" for r in chosen)
@@ -186,14 +176,6 @@ def test_pieces_put_together_are_the_text(text):
     assert len(pieces) == len(ids)
     assert "".join(pieces) == text
     assert not any("�" in p for p in pieces)
-    prefixes = [Bytes().decode(ids[: i + 1]) for i in range(len(ids))]
-    assert "".join(_by_prefixes(prefixes, text)) == text
-
-
-def test_pieces_take_one_pass(monkeypatch):
-    monkeypatch.setattr(module, "_by_prefixes", lambda *_: pytest.fail("the slow way"))
-    text = "naïve ⟨x⟩ 漢字 👩‍👩‍👧 " * 500
-    assert "".join(token_pieces(Bytes(), list(text.encode()), text)) == text
 
 
 def test_pieces_of_a_text_cut_at_its_stop_string():

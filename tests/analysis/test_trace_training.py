@@ -82,11 +82,8 @@ def rows_of(traced):
 
 
 CASES = {
-    "branch": {"guide": "branch", "guide_args": {"threshold": 2.0}},
     "the reference's entropy": {"guide": "tempered", "guide_args": {"threshold": 2.0, "source": "reference"}},
-    "a quantile": RELATIVE,
     "a quantile, level": {"guide": "tempered-quantile", "guide_args": {"level": True}},
-    "centred": {"guide": "branch", "guide_args": {"threshold": 2.0}, "guide_center": "batch"},
     "a quantile, centred, truncated rows masked": RELATIVE
     | {"guide_center": "batch", "mask_truncated_completions": True},
     "rewards": {"guide": "verified", "guide_args": {"source": "policy"}},
@@ -161,7 +158,6 @@ def test_a_trace_cut_short_goes_on_with_the_same_batch(tmp_path, base, monkeypat
         ({}, "no run.json beside the checkpoints says which guide"),
         ({"guide": "branch", "sync_ref_model": True}, "the run moved its reference"),
         ({"guide": "branch", "anchor_reset": 5}, "the run's reference became its policy every 5 steps"),
-        ({"guide": "verified", "rarity": 0.5}, "the guide looks at rewards that were shared out"),
         ({"guide": "group"}, "the guide follows what training's own groups and batches showed"),
         ({"guide": "value"}, "the guide follows what training's own groups and batches showed"),
     ],
@@ -174,17 +170,6 @@ def test_what_cannot_be_told_is_not_shown(tmp_path, base, settings, why):
     traced = trace(run, [home])
     assert f"not shown: {why}" in traced.settings["q"]
     assert all(r["q"] is None and r["penalty"] is None and r["logps"] for r in rows_of(traced))
-
-
-def test_what_an_advantage_pays_is_not_what_the_guide_saw(tmp_path, base):
-    """Of today's runs, beside an earlier one whose rewards were not shared out: the same q."""
-    for name, more in (("old", {"rarity": 0.0, "coverage": 0.0}), ("new", {"advantage": "rarity"})):
-        tiny.save_adapter(tmp_path / name / "checkpoint-5", base)
-        record = {"settings": {"guide": "verified", "model_name_or_path": str(base)} | more}
-        (tmp_path / name / "run.json").write_text(json.dumps(record))
-    run = make_run(tmp_path / "eval", base, samples_of(base, 1))
-    traced = trace(run, [tmp_path / "old", tmp_path / "new"])
-    assert all(r["q"] is not None for r in rows_of(traced))
 
 
 def test_a_schedule_without_its_step_shows_no_q_there(tmp_path, base):

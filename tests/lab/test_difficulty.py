@@ -1,13 +1,11 @@
 """The taught guides where everything can be counted: prompts of different difficulty, and a value that is the true one."""
 
-import math
-
 import pytest
 import torch
 
 from sage_rlvr import GroupGuide
 from sage_rlvr.lab import difficulty, solutions, theory
-from sage_rlvr.lab.descent import Arm, expected_gradient, train
+from sage_rlvr.lab.descent import Arm, descend, expected_gradient
 from sage_rlvr.lab.world import random_world
 
 BETA = 0.3
@@ -15,17 +13,33 @@ HARD = [random_world(seed, right=right) for seed, right in ((0, 1), (1, 6), (2, 
 TWO = torch.tensor([0.002, 0.2], dtype=torch.float64)
 
 
+def group_log_q(world, rate, guide):
+    """(Y, T): what the guide answers for a group so large that its solve rate is the chance itself."""
+    total = world.reward * guide.bonus(rate, BETA)
+    return (total / world.tokens.shape[1])[:, None].expand_as(world.ref_logps)
+
+
+def where_descent_ends(world, guide):
+    """π(y), (Y,): q is made from the policy at every step."""
+
+    def gradient(logits):
+        log_q = group_log_q(world, world.probs(logits[0])[world.valid].sum(), guide)
+        return expected_gradient(world, logits, [Arm("k1-reward", log_q)], BETA)
+
+    return world.probs(descend(world, gradient))[0]
+
+
 @pytest.mark.parametrize("gamma", [1.0, 3.0])
 def test_exact_credit_ends_in_the_closed_form_and_delta_grows_with_difficulty(gamma):
     """q is made anew from the policy's own solve rate at each step; Δ = log(E_ref[q|C]/E_ref[q|¬C]), summed over completions."""
     guide, found = GroupGuide(strength=0.7, gamma=gamma), []
     for world in HARD:
-        made = lambda logits: difficulty.group_log_q(world, difficulty.right_chance(world, logits), BETA, guide)  # noqa: B023, E731
-        end = difficulty.anew(world, made, BETA)
-        assert solutions.total_variation(end, difficulty.group_end(world, BETA, guide)) < 1e-6
-        p = end[world.valid].sum()
-        q = difficulty.group_log_q(world, p, BETA, guide).sum(-1).exp()
         ref, right = world.ref, world.valid
+        end = where_descent_ends(world, guide)
+        closed = group_log_q(world, difficulty.grouped(ref[right].sum()[None], BETA, guide), guide)
+        assert solutions.total_variation(end, solutions.sage(world, BETA, closed)) < 1e-6
+        p = end[right].sum()
+        q = group_log_q(world, p, guide).sum(-1).exp()
         delta = ((ref * q)[right].sum() / ref[right].sum() / ((ref * q)[~right].sum() / ref[~right].sum())).log()
         assert float(p.logit() - ref[right].sum().logit() - 1 / BETA) == pytest.approx(float(delta), abs=1e-5)
         assert float(delta) == pytest.approx(0.7 / BETA * float(1 - p) ** gamma, abs=1e-5)
@@ -61,9 +75,7 @@ def test_when_it_gains_nothing():
     assert difficulty.gain(same, difficulty.grouped(same, 0.5, guide), 16) == pytest.approx(0, abs=1e-12)
     flat = difficulty.grouped(TWO, 0.5, GroupGuide(gamma=0.0))
     assert difficulty.gain(TWO, flat, 16) == pytest.approx(0, abs=1e-12)
-    assert flat.tolist() == pytest.approx(difficulty.plain(TWO, 0.25).tolist()), "γ = 0 is half the β"
-    prompt = torch.sigmoid(TWO.logit() + 1 / 0.5)  # a q that is one number a prompt has E_ref[q|C] = E_ref[q|¬C]: Δ = 0
-    assert prompt.tolist() == pytest.approx(difficulty.plain(TWO, 0.5).tolist())
+    assert flat.tolist() == pytest.approx(torch.sigmoid(TWO.logit() + 1 / 0.25).tolist()), "γ = 0 is half the β"
     backwards = torch.sigmoid(TWO.logit() + 2 + 2 * TWO)  # a Δ that grows with ease
     assert difficulty.gain(TWO, backwards, 16) < -1e-3
 
@@ -97,21 +109,6 @@ def test_the_value_of_a_prefix_is_the_share_of_right_among_what_may_follow():
             follows = (t[:, :length] == t[y, :length]).all(1)
             told = float((ref * world.reward)[follows].sum() / ref[follows].sum())
             assert float(found[y, length]) == pytest.approx(told, abs=1e-12)
-
-
-@pytest.mark.parametrize("credit", ["sequence", "to_go"])
-def test_a_perfect_head_under_exact_credit_is_another_beta(credit):
-    """Σ_t log q_t = κ·(r − V_0), whatever the completion: the same Δ = κ for every prompt, so no gain over β in the end."""
-    kappa = 1.5
-    for world in HARD:
-        log_q = kappa * difficulty.values(world, world.ref_logits).diff(dim=-1)
-        start = float(world.ref[world.valid].sum())
-        assert torch.allclose(log_q.sum(-1), kappa * (world.reward - start))
-        end = world.probs(train(world, [Arm("k1-reward", log_q, credit)], BETA))[0]
-        assert solutions.total_variation(end, solutions.reverse_kl(world, 1 / (1 / BETA + kappa))) < 1e-6
-        assert float(end[world.valid].sum().logit()) == pytest.approx(
-            math.log(start / (1 - start)) + 1 / BETA + kappa, abs=1e-5
-        )
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3+"])

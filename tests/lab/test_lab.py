@@ -81,9 +81,8 @@ def test_forward_value_cannot_hold_a_policy_that_has_left():
     assert pull["k2"][0, -1] > 19
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_every_check_holds(seed):
-    results = list(theory.checks(seed))
+def test_every_check_holds():
+    results = list(theory.checks(seed=1))  # those of seed 0: the verb's exit status, below
     assert len(results) == 12
     assert [c.statement for c in results if not c.holds] == []
 

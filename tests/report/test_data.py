@@ -101,15 +101,6 @@ def test_curves_are_averaged_in_bins_and_say_so():
     assert binned(list(range(1, 8)), [float(x) for x in range(1, 8)], 3) == ([3, 6, 7], [2.0, 5.0, 7.0], 3)
 
 
-def test_a_log_cut_by_a_kill_is_read_as_far_as_it_goes(tmp_path):
-    folder = write_log(tmp_path / "run", steps=10)
-    with (folder / "log.jsonl").open("a") as file:
-        file.write('{"step": 11, "rew')
-    run = find_runs([tmp_path]).trains[0]
-    assert len(run.log) == 10
-    assert run.notes == ["1 lines of log.jsonl cannot be read and are left out"]
-
-
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [

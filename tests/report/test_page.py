@@ -120,7 +120,7 @@ def test_it_opens_from_a_file_without_a_word_or_a_request(opened):
         b.show(section)
     traced(b)
     assert b.errors() == []
-    own = ("file://", "data:", "chrome://")  # the last: what the browser's first, empty tab draws
+    own = ("file://", "data:", "chrome")  # the last: what the browser's first, empty tab draws
     assert [u for u in b.requests() if not u.startswith(own)] == []
     assert b.js("return performance.getEntriesByType('resource').length") == 0
 
@@ -434,7 +434,7 @@ def test_hostile_completions_neither_run_nor_break(browser, tmp_path):
     assert b.js("return document.querySelectorAll('main img, main a, main script, main b img').length") == 0
     assert b.js("return document.documentElement.scrollWidth <= innerWidth")
     assert b.errors() == []
-    own = ("file://", "data:", "chrome://")  # the last: what the browser's first, empty tab draws
+    own = ("file://", "data:", "chrome")  # the last: what the browser's first, empty tab draws
     assert [u for u in b.requests() if not u.startswith(own)] == []
 
 

@@ -71,7 +71,7 @@ def test_a_damaged_training_record_is_named_and_the_row_is_shown(tmp_path):
     (run / "run.json").write_text('{"settings": null}')
     made = make("table9", {"grpo": run}, tmp_path / "out")
     assert made.table.rows["GRPO"][0].ours == 0.5
-    assert any("run.json cannot be read" in n for n in made.notes)
+    assert any("run.json: settings is" in n for n in made.notes)
 
 
 def test_a_row_of_ones_own_and_a_broken_run(tmp_path):
@@ -117,16 +117,6 @@ def test_the_papers_averages_are_the_means_of_its_tasks():
             for k in (1, paper.TOP[number]):
                 mean = sum(cells[t, k].mean for t in paper.TASKS) / 3
                 assert cells[paper.AVERAGE, k].mean == pytest.approx(mean, abs=0.0011), (number, row, k)
-
-
-def test_method_section_7_has_the_same_numbers():
-    one = paper.results(1)
-    known = {"Base": (0.227, 0.708), "GRPO w/o KL": (0.258, 0.701), "GRPO + Forward KL": (0.265, 0.727)}
-    known |= {"GRPO + Random": (0.267, 0.722), "GRPO + Token": (0.252, 0.718), "GRPO + Branch": (0.284, 0.729)}
-    for row, (first, top) in known.items():
-        assert (one[row]["average", 1].mean, one[row]["average", 256].mean) == (first, top)
-    assert paper.results(4)["GRPO + Branch"]["average", 64].mean == 0.774
-    assert paper.results(9)["GRPO"]["minerva", 256].mean == 0.477
 
 
 @pytest.mark.parametrize(

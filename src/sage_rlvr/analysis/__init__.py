@@ -1,4 +1,5 @@
-"""Floor 3. What runs leave behind, looked at: patterns, perplexity, support, training dynamics, the τ×ρ grid, token traces."""
+"""Floor 4, below report/. What runs leave behind: patterns, perplexity, support, training
+dynamics, the τ×ρ grid, token traces."""
 
 from sage_rlvr.analysis.patterns import PATTERNS, register_pattern
 

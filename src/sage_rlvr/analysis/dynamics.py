@@ -6,20 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from sage_rlvr.analysis.records import TrainLog, read_log
+from sage_rlvr.analysis.records import read_log
 
-CURVES = {  # name in the log → what it is
-    "reward": "mean training reward",
-    "grad_norm": "gradient norm before clipping",
-    "entropy": "mean token entropy of the policy, nats",
-    "kl": "penalty toward the shaped anchor",
-    "kl_ref": "k3 toward the plain reference",
-    "sage/pseudo_kl": "k1 mean of the pseudo-KL to q·π_ref",
-    "sage/q_mean": "mean q",
-    "sage/q_max": "largest q",
-    "loss": "loss",
-}
+CURVES = (  # names in the log
+    "reward", "grad_norm", "entropy", "kl", "kl_ref", "sage/pseudo_kl", "sage/q_mean", "sage/q_max", "loss",
+)  # fmt: skip
 THIRDS = ("early", "mid", "late")
+Series = list[tuple[int, float]]  # (step, value)
 
 
 @dataclass
@@ -36,24 +29,23 @@ class Dynamics:
     planned: int | None
     finished: bool | None
     grad_norm: dict[str, Third]
-    curves: dict[str, list[tuple[int, float]]]  # names of CURVES that were logged
-    held_out: dict[str, list[tuple[int, float]]]  # "TASK/pass@k"
+    curves: dict[str, Series]  # names of CURVES that were logged
+    held_out: dict[str, Series]  # "TASK/pass@k"
     overfit: dict[str, Any] | None  # training reward and held-out pass@1 at the held-out peak and at the end
     notes: list[str]
 
 
 def dynamics(folder: str | Path) -> Dynamics:
     log = read_log(folder)
-    curves = {name: found for name in CURVES if (found := log.series(name))}
-    held = held_out(log)
-    total = log.planned or log.last_step
-    norms = thirds(curves.get("grad_norm", []), total)
-    return Dynamics(
-        log.folder, log.last_step, log.planned, log.finished, norms, curves, held, _overfit(curves, held), log.notes
-    )
+    curves = {name: series for name in CURVES if (series := log.series(name))}
+    names = dict.fromkeys(name for entry in log.entries for name in entry if name.startswith("held_out/"))
+    held_out = {name.removeprefix("held_out/"): log.series(name) for name in names}
+    norms = thirds(curves.get("grad_norm", []), log.planned or log.last_step)
+    overfit = _overfit(curves.get("reward"), held_out)
+    return Dynamics(log.folder, log.last_step, log.planned, log.finished, norms, curves, held_out, overfit, log.notes)
 
 
-def thirds(series: list[tuple[int, float]], total: int) -> dict[str, Third]:
+def thirds(series: Series, total: int) -> dict[str, Third]:
     """Steps 1..total cut in three: step s is in third ⌈3s/total⌉. Of a half-finished run the last ones are empty."""
     parts: dict[str, list[float]] = {name: [] for name in THIRDS}
     for step, value in series:
@@ -64,35 +56,24 @@ def thirds(series: list[tuple[int, float]], total: int) -> dict[str, Third]:
     }
 
 
-def held_out(log: TrainLog) -> dict[str, list[tuple[int, float]]]:
-    """ "TASK/pass@k" → (step, value), for everything logged as held_out/…"""
-    names = dict.fromkeys(k for e in log.entries for k in e if k.startswith("held_out/"))
-    return {name.removeprefix("held_out/"): log.series(name) for name in names}
-
-
-def smoothed(series: list[tuple[int, float]], window: int) -> list[tuple[int, float]]:
+def smoothed(series: Series, window: int) -> Series:
     """Mean of the last ``window`` values at each step (of those there are)."""
-    values = np.cumsum([0.0, *(v for _, v in series)])
-    low = [max(0, i + 1 - window) for i in range(len(series))]
-    return [(s, float((values[i + 1] - values[low[i]]) / (i + 1 - low[i]))) for i, (s, _) in enumerate(series)]
+    values = [value for _, value in series]
+    return [(step, float(np.mean(values[max(0, i + 1 - window) : i + 1]))) for i, (step, _) in enumerate(series)]
 
 
-def _overfit(
-    curves: dict[str, list[tuple[int, float]]], held: dict[str, list[tuple[int, float]]]
-) -> dict[str, Any] | None:
+def _overfit(reward: Series | None, held_out: dict[str, Series]) -> dict[str, Any] | None:
     """Mean held-out pass@1 over tasks at the steps all have. Reward is smoothed over a tenth of the run."""
-    ones = [dict(series) for name, series in held.items() if name.split("/")[-1] == "pass@1"]
-    if not ones or "reward" not in curves:
-        return None
-    shared = sorted(set.intersection(*(set(d) for d in ones)))
-    if not shared:
+    ones = [dict(series) for name, series in held_out.items() if name.split("/")[-1] == "pass@1"]
+    shared = sorted(set.intersection(*(set(d) for d in ones))) if ones else []
+    if not shared or not reward:
         return None
     score = {s: float(np.mean([d[s] for d in ones])) for s in shared}
-    reward = smoothed(curves["reward"], max(1, len(curves["reward"]) // 10))
+    smooth = smoothed(reward, max(1, len(reward) // 10))
     peak, last = max(shared, key=lambda s: (score[s], -s)), shared[-1]
 
     def at(step: int) -> dict[str, Any]:
-        seen = [v for s, v in reward if s <= step]
-        return {"step": step, "held_out": score[step], "reward": seen[-1] if seen else None}
+        before = [value for s, value in smooth if s <= step]
+        return {"step": step, "held_out": score[step], "reward": before[-1] if before else None}
 
     return {"peak": at(peak), "end": at(last), "lost": score[peak] - score[last]}

@@ -7,13 +7,13 @@ a reading of the proof.
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sage_rlvr.analysis.verdicts import rows
+from sage_rlvr.analysis.verdicts import judged_rows
 from sage_rlvr.errors import UserError
 from sage_rlvr.stats.intervals import Interval, bootstrap_interval
 from sage_rlvr.store import SampleStore
@@ -71,17 +71,15 @@ def register_pattern(name: str, regex: str) -> re.Pattern[str]:
 
 def _user_pattern(name: str, regex: Any) -> re.Pattern[str]:
     try:
-        found = re.compile(regex, re.IGNORECASE)
+        pattern = re.compile(regex, re.IGNORECASE)
     except (re.error, TypeError) as e:
         raise UserError(f"pattern {name!r}: {regex!r} is not a regular expression ({e}); fix it.") from e
-    if found.search(""):
+    if pattern.search(""):
         raise UserError(f"pattern {name!r}: {regex!r} matches the empty text, so every solution; make it say more.")
-    return found
+    return pattern
 
 
-def chosen_patterns(
-    more: Mapping[str, str] | None = None, file: str | Path | None = None
-) -> dict[str, re.Pattern[str]]:
+def chosen_patterns(more: Mapping[str, str], file: str | Path | None = None) -> dict[str, re.Pattern[str]]:
     """The registered ones, those of a YAML file (name: regex), and ``more``; the latter replace those of the same name."""
     import yaml
 
@@ -93,7 +91,7 @@ def chosen_patterns(
             raise UserError(f"pattern file {file} cannot be read ({' '.join(str(e).split())}); check it.") from e
         if not isinstance(own, dict):
             raise UserError(f"pattern file {file} holds a {type(own).__name__}: write one 'name: regex' per line.")
-    return PATTERNS | {name: _user_pattern(name, regex) for name, regex in (own | dict(more or {})).items()}
+    return PATTERNS | {name: _user_pattern(name, regex) for name, regex in (own | dict(more)).items()}
 
 
 @dataclass
@@ -117,9 +115,6 @@ class TaskPatterns:
     n: dict[str, int]  # problem → n_i
     hits: dict[str, dict[str, int]] = field(default_factory=dict)  # pattern → problem → count
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def has_pattern(text: str, name: str, detector: re.Pattern[str]) -> bool:
     if name in HINTS and detector is PATTERNS.get(name):
@@ -139,33 +134,30 @@ def patterns(
     if first is not None and first < 1:
         raise UserError(f"first={first} must be 1 or more, or left unset for all samples.")
     detectors = dict(detectors or PATTERNS)
-    n: dict[str, dict[str, int]] = {}
-    hits: dict[str, dict[str, dict[str, int]]] = {}
-    for row in rows(SampleStore(folder, readonly=True), ["completion"]):
+    right: dict[str, dict[str, int]] = {}  # task → problem → right solutions
+    hits: dict[str, dict[str, dict[str, int]]] = {}  # task → pattern → problem → those that have it
+    for row in judged_rows(SampleStore(folder, readonly=True), ["completion"]):
         if first is not None and row["index"] >= first:
             continue
         task, problem = row["task"], row["problem"]
-        n.setdefault(task, {}).setdefault(problem, 0)
+        right.setdefault(task, {}).setdefault(problem, 0)
+        own = hits.setdefault(task, {name: {} for name in detectors})
         if row["right"]:
-            n[task][problem] += 1
+            right[task][problem] += 1
             for name, detector in detectors.items():
                 if has_pattern(row["completion"], name, detector):
-                    here = hits.setdefault(task, {}).setdefault(name, {})
-                    here[problem] = here.get(problem, 0) + 1
-    if not n:
+                    own[name][problem] = own[name].get(problem, 0) + 1
+    if not right:
         raise UserError(f"{folder} holds no judged sample; run eval into it first.")
-    return {
-        t: _task(t, counts, {name: hits.get(t, {}).get(name, {}) for name in detectors}, level)
-        for t, counts in n.items()
-    }
+    return {task: _task(task, counts, hits[task], level) for task, counts in right.items()}
 
 
 def _task(task: str, counts: dict[str, int], hits: dict[str, dict[str, int]], level: float) -> TaskPatterns:
     n = {p: m for p, m in counts.items() if m}
     out = TaskPatterns(task, len(n), len(counts) - len(n), sum(n.values()), {}, n, hits)
-    for name, found in hits.items():
-        count, nan = sum(found.values()), float("nan")
-        share = np.array([found.get(p, 0) / m for p, m in n.items()])
+    for name, by_problem in hits.items():
+        count, nan = sum(by_problem.values()), float("nan")
+        share = np.array([by_problem.get(p, 0) / m for p, m in n.items()])
         mean, low, high = bootstrap_interval(share, level=level) if n else Interval(nan, nan, nan)
         out.frequency[name] = Frequency(mean, low, high, count / out.solutions if n else nan, count)
     return out

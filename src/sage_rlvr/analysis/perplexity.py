@@ -1,12 +1,12 @@
 """Perplexity of a run's samples under the base (METHOD section 8, Eq. 39): exp(−(1/|y|)·Σ_t log π_base(y_t|…)).
 
-Heavier right tails mean that the model still writes what the base finds unlikely. Results are kept beside the store, in
-FOLDER/perplexity/*.parquet, one row a sample and scoring model (known by its files, not by its path), and are computed once.
+Heavier right tails mean that the model still writes what the base finds unlikely. Results stay beside the store, in
+FOLDER/perplexity/*.parquet, one row per sample and scoring model (known by its files, not by its path), and are computed once.
 """
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,17 @@ import numpy as np
 import pyarrow as pa
 
 from sage_rlvr.analysis.scoring import ModelSource, Prompts, Text, read_texts
-from sage_rlvr.analysis.shards import digest, read_shards, sweep, write_shard
+from sage_rlvr.analysis.shards import KEY_FIELDS, digest, key_of, read_shards, sweep, write_shard
 from sage_rlvr.errors import UserError
 from sage_rlvr.models.fingerprints import digest as digest_of
 from sage_rlvr.models.fingerprints import of_model, of_words
 from sage_rlvr.store import SampleStore
+from sage_rlvr.store.samples import KEYS
 from sage_rlvr.tasks import get_format
 
 SCHEMA = pa.schema(
     [
-        ("task", pa.string()),
-        ("problem", pa.string()),
-        ("seed", pa.int64()),
-        ("index", pa.int32()),
+        *KEY_FIELDS,
         ("scorer", pa.string()),  # the model that read it: its name and, behind " #", what it was
         ("digest", pa.int64()),  # of the completion's tokens
         ("tokens", pa.int32()),
@@ -35,96 +33,64 @@ SCHEMA = pa.schema(
     ]
 )
 BLOCK = 2048  # samples sorted by length together
-_log = logging.getLogger(__name__)
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 
 
 def perplexity(
     folder: str | Path,
     scorer: ModelSource,
-    tasks: Sequence[str] | None = None,
     problems: Sequence[str] | None = None,
     limit: int | None = None,
     data_dir: str | Path | None = None,
     batch_tokens: int | None = None,
-    dtype: str = "auto",
-    device: str | None = None,
     load: Callable[[], Any] | None = None,
-    progress: Callable[[int], None] | None = None,
 ) -> dict[str, dict[str, np.ndarray]]:
-    """task → problem → (m,) perplexities, by seed and index; what is not there yet is computed and kept.
+    """task → problem → (m,) perplexities, by seed and index; what is not there yet is computed and written.
 
-    ``limit``: only samples of an index below it. ``load`` gives the scoring model, so that several runs can share it.
+    ``problems``: only these. ``limit``: only samples of an index below it. ``load`` gives the scoring model, so that several
+    runs can share it.
     """
     store = SampleStore(folder, readonly=True)
-    wanted = _Wanted(tasks, problems, limit)
     out = Path(folder, "perplexity")
     sweep(out)
-    mark = _mark(store, scorer, dtype)
-    have = _have(out, mark)
-    prompts: Prompts | None = None
-    model: Any = None
-    found: list[tuple[Any, ...]] = []
-    for block in _blocks(store, wanted):
+    mark = _mark(store, scorer)
+    have = {key_of(row): row for row in read_shards(out, SCHEMA) if row["scorer"].endswith(mark)}
+    load, prompts = (
+        cache(load or scorer.load),
+        cache(lambda: Prompts(store, _words(store, scorer).tokenizer(), data_dir)),
+    )
+    values: list[tuple[Any, ...]] = []  # (*key, perplexity)
+    for block in _blocks(store, problems, limit):
         todo = []
         for row in block:
-            kept = have.get(_key(row))
-            if kept and kept["digest"] == row["digest"]:
-                found.append((*_key(row), kept["perplexity"]))
+            old = have.get(key_of(row))
+            if old and old["digest"] == row["digest"]:
+                values.append((*key_of(row), old["perplexity"]))
             elif row["token_ids"]:  # an empty completion has no perplexity
                 todo.append(row)
         if todo:
-            prompts = prompts or Prompts(store, _words(store, scorer).tokenizer(), data_dir)
-            if model is None:
-                model = load() if load else scorer.load(dtype, device)
-            found += _score(model, prompts, todo, f"{scorer.name}{mark}", out, batch_tokens)
-        if progress:
-            progress(len(block))
-    return _table(found, folder)
+            values += _score(load(), prompts(), todo, f"{scorer.name}{mark}", out, batch_tokens)
+    if not values:
+        raise UserError(f"{folder} has no sample of those tasks and problems; check their names.")
+    lists: dict[str, dict[str, list[float]]] = {}
+    for task, problem, _, _, value in sorted(values, key=lambda r: r[:4]):
+        lists.setdefault(task, {}).setdefault(problem, []).append(value)
+    return {task: {p: np.array(x) for p, x in by.items()} for task, by in lists.items()}
 
 
-def _mark(store: SampleStore, scorer: ModelSource, dtype: str) -> str:
+def _mark(store: SampleStore, scorer: ModelSource) -> str:
     """Behind the scoring model's name: a digest of its files, of the prompts' tokenizer and format, and of the dtype. A model
     that was trained on under the same path is another; one that was moved is not."""
     asked = asdict(get_format(store.settings.get("prompt_format", "paper")))
     words = of_words(_words(store, scorer).words)
-    return f" #{digest_of([of_model(scorer.model), scorer.adapter and of_model(scorer.adapter), words, asked, dtype])}"
+    return f" #{digest_of([of_model(scorer.model), scorer.adapter and of_model(scorer.adapter), words, asked, 'auto'])}"
 
 
-def _have(out: Path, mark: str) -> dict[tuple[str, str, int, int], dict[str, Any]]:
-    """What was read with this mark. Rows of earlier releases do not say by which weights, so they are not taken."""
-    have, unmarked = {}, 0
-    for row in read_shards(out, SCHEMA):
-        if row["scorer"].endswith(mark):
-            have[_key(row)] = row
-        unmarked += " #" not in row["scorer"]
-    if unmarked and not have:
-        _log.warning(
-            "%s: %s perplexities of an earlier release do not say which weights gave them; they are read again.",
-            out, f"{unmarked:,}",
-        )  # fmt: skip
-    return have
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    tasks: Sequence[str] | None
-    problems: Sequence[str] | None
-    limit: int | None
-
-    def __call__(self, row: dict[str, Any]) -> bool:
-        return (
-            (self.tasks is None or row["task"] in self.tasks)
-            and (self.problems is None or row["problem"] in self.problems)
-            and (self.limit is None or row["index"] < self.limit)
-        )
-
-
-def _blocks(store: SampleStore, wanted: _Wanted) -> Iterator[list[dict[str, Any]]]:
+def _blocks(store: SampleStore, problems: Sequence[str] | None, limit: int | None) -> Iterator[list[dict[str, Any]]]:
     block: list[dict[str, Any]] = []
-    for batch in store.scan(["task", "problem", "seed", "index", "token_ids"]):
+    for batch in store.scan([*KEYS, "token_ids"]):
         for row in batch.to_pylist():
-            if wanted(row):
+            if (problems is None or row["problem"] in problems) and (limit is None or row["index"] < limit):
                 block.append(row | {"digest": digest(row["token_ids"])})
         if len(block) >= BLOCK:
             yield block
@@ -143,35 +109,19 @@ def _score(
         for batch in read_texts(model, texts, batch_tokens):
             for i, reading in batch:
                 total = float(reading.logps.double().sum())
-                own = {k: todo[i][k] for k in ("task", "problem", "seed", "index", "digest")}
-                rows.append(
-                    own
-                    | {"scorer": name, "tokens": len(texts[i].completion), "logprob": total}
-                    | {"perplexity": float(np.exp(min(-total / len(texts[i].completion), 700.0)))}
-                )
+                own = {k: todo[i][k] for k in (*KEYS, "digest")} | {"scorer": name, "logprob": total}
+                tokens = len(texts[i].completion)
+                rows.append(own | {"tokens": tokens, "perplexity": float(np.exp(min(-total / tokens, 700.0)))})
     finally:
         if rows:
             write_shard(out, rows, SCHEMA)
-    return [(*_key(r), r["perplexity"]) for r in rows]
-
-
-def _key(row: dict[str, Any]) -> tuple[str, str, int, int]:
-    return row["task"], row["problem"], row["seed"], row["index"]
+    return [(*key_of(r), r["perplexity"]) for r in rows]
 
 
 def _words(store: SampleStore, scorer: ModelSource) -> ModelSource:
     """Whose tokenizer: the sampled model's, whose chat template made the prompts; the scorer's where the store names none."""
     own = store.settings
     return ModelSource(own["model"], own.get("adapter")) if own.get("model") else scorer
-
-
-def _table(found: list[tuple[Any, ...]], folder: str | Path) -> dict[str, dict[str, np.ndarray]]:
-    if not found:
-        raise UserError(f"{folder} has no sample of those tasks and problems; check their names.")
-    out: dict[str, dict[str, list[float]]] = {}
-    for task, problem, _, _, value in sorted(found, key=lambda r: r[:4]):
-        out.setdefault(task, {}).setdefault(problem, []).append(value)
-    return {t: {p: np.array(v) for p, v in by.items()} for t, by in out.items()}
 
 
 # ---- tails -------------------------------------------------------------------------------------------------------

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.files import read_json
 
 
 @dataclass
 class TrainLog:
-    """One dict a logged step, in order; entries of one step are merged."""
+    """One dict per logged step, in order; entries of one step are merged."""
 
     folder: str
     entries: list[dict[str, Any]]
@@ -27,8 +28,8 @@ class TrainLog:
 
     def series(self, name: str) -> list[tuple[int, float]]:
         """(step, value) where the name was logged as a number that is not nan."""
-        found = ((int(e["step"]), e.get(name)) for e in self.entries)
-        return [(s, float(v)) for s, v in found if isinstance(v, int | float) and v == v]
+        logged = ((int(e["step"]), e.get(name)) for e in self.entries)
+        return [(step, float(v)) for step, v in logged if isinstance(v, int | float) and v == v]
 
 
 def read_log(folder: str | Path) -> TrainLog:
@@ -64,16 +65,10 @@ def read_steps(folder: Path) -> tuple[list[dict[str, Any]], list[int], int | Non
 
 def read_record(folder: str | Path) -> dict[str, Any] | None:
     """run.json, or None where there is none; an unreadable one is named."""
-    path = Path(folder, "run.json")
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(record["settings"], dict):
-            raise TypeError("its settings are no object")
-    except (FileNotFoundError, NotADirectoryError):
+        return read_json(Path(folder, "run.json"), "restore it, or train again", settings=dict)
+    except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise UserError(f"{path} cannot be read ({e}); restore it, or train again.") from e
-    return record
 
 
 def _line(line: str) -> dict[str, Any] | None:
@@ -92,15 +87,11 @@ def _has_step(entry: Any) -> bool:
 def trainer_state(folder: str | Path) -> dict[str, Any]:
     """The newest trainer_state.json in a training folder or in its checkpoints."""
     folder = Path(folder)
-    found = [folder / "trainer_state.json", *(c / "trainer_state.json" for c in reversed(checkpoints(folder)))]
-    for path in found:
-        if path.is_file():
-            try:
-                state = json.loads(path.read_text(encoding="utf-8"))
-                if isinstance(state["log_history"], list):
-                    return state
-            except (OSError, ValueError, KeyError, TypeError):
-                continue
+    for place in (folder, *reversed(checkpoints(folder))):
+        try:
+            return read_json(place / "trainer_state.json", log_history=list)
+        except (OSError, UserError):
+            continue
     raise UserError(f"{folder} has no training log (log.jsonl or trainer_state.json); name a folder that train wrote.")
 
 
@@ -114,10 +105,8 @@ def _merged(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def checkpoints(folder: str | Path) -> list[Path]:
     """checkpoint-N folders, by N."""
-    found = {
-        p: int(m[1]) for p in Path(folder).glob("checkpoint-*") if (m := re.fullmatch(r"checkpoint-(\d+)", p.name))
-    }
-    return sorted(found, key=found.__getitem__)
+    inside = [p for p in Path(folder).glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
+    return sorted(inside, key=lambda p: int(p.name[11:]))
 
 
 def training_of(folder: str | Path) -> Path | None:

@@ -94,10 +94,8 @@ class Prompts:
     def problem(self, task: str, problem: str) -> Problem:
         if task not in self._problems:
             self._problems[task] = {p.id: p for p in load_task(task, self.data_dir, split=self.split)}
-        if (
-            problem not in self._problems[task] and task in self.store.problems
-        ):  # a generated task of more than the default
-            asked = self.store.problems[task]
+        asked = self.store.problems.get(task)
+        if problem not in self._problems[task] and asked:  # a generated task of more than the default
             size = len(asked.problems) + len(asked.unverifiable)
             self._problems[task] |= {p.id: p for p in load_task(task, self.data_dir, size, split=self.split)}
         if problem not in self._problems[task]:
@@ -124,19 +122,19 @@ def read_texts(
         batch, order = order[:rows], order[rows:]
         try:
             with torch.inference_mode():
-                found = _forward(model, [texts[i] for i in batch], temperature)
+                readings = _forward(model, [texts[i] for i in batch], temperature)
         except torch.OutOfMemoryError as e:
             raise UserError(
                 f"the GPU has no room for {len(batch)} texts of {len(texts[batch[0]])} tokens: lower --batch_tokens below {room} "
                 "and run it again, it goes on from there."
             ) from e
-        if any(reading.logps.isnan().any() for reading in found):
+        if any(reading.logps.isnan().any() for reading in readings):
             raise UserError(
                 f"{model.config.name_or_path or 'the model'} gives stored completions log-probs that are not numbers, so its "
                 "weights or this device's arithmetic are broken: remove what this command wrote (the last numbers may be "
                 "nonsense too) and run it again when that is fixed (docs/reference/faq.md)."
             )
-        yield list(zip(batch, found))
+        yield list(zip(batch, readings))
 
 
 def _forward(model: Any, texts: Sequence[Text], temperature: float) -> list[Reading]:
@@ -150,15 +148,11 @@ def _forward(model: Any, texts: Sequence[Text], temperature: float) -> list[Read
         mask[row, width - len(t) :] = 1
     ids, mask = ids.to(device), mask.to(device)
     places = (mask.cumsum(-1) - 1).clamp(min=0)
-    out = model(
-        input_ids=ids, attention_mask=mask, position_ids=places, use_cache=False, logits_to_keep=min(most + 1, width)
-    )
-    logits = out.logits[:, -(most + 1) :]
-    readings = []
-    for row, t in enumerate(texts):  # a row at a time: float32 logits of a whole batch would not fit
-        n = len(t.completion)
-        readings.append(_row(logits[row, -n - 1 : -1], ids[row, -n:], temperature))
-    return readings
+    last = min(most + 1, width)
+    out = model(input_ids=ids, attention_mask=mask, position_ids=places, use_cache=False, logits_to_keep=last)
+    logits = out.logits[:, -last:]
+    sizes = [len(t.completion) for t in texts]  # a row at a time: float32 logits of a whole batch would not fit
+    return [_row(logits[i, -n - 1 : -1], ids[i, -n:], temperature) for i, n in enumerate(sizes)]
 
 
 def _row(logits: Tensor, tokens: Tensor, temperature: float, chunk: int = 512) -> Reading:

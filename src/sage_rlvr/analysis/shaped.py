@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -12,14 +13,13 @@ from torch.nn.utils.rnn import pad_sequence
 from sage_rlvr.analysis.scoring import Reading
 from sage_rlvr.anchor import CosineRestarts, Guide, Signals, make_guide
 from sage_rlvr.errors import UserError
+from sage_rlvr.store.samples import KEYS
 
-KEY = ("task", "problem", "seed", "index")
 # what q and the penalty follow from, beside the weights; the seed is a draw's, and runs may differ in it
 SHAPES = (
     "guide", "guide_args", "guide_center", "temperature", "generation_batch_size", "mask_truncated_completions",
-    "sync_ref_model", "anchor_reset", "coverage", "rarity",
+    "sync_ref_model", "anchor_reset",
 )  # fmt: skip
-SHARED_OUT = ("coverage", "rarity")  # of earlier releases: guides were shown rewards shared out within groups
 NOT_STORED = ("group", "hidden")  # signals that no evaluation has
 
 
@@ -58,15 +58,14 @@ class Anchor:
             return self
         return replace(self, unknown=f"it depends on the whole rollout batch, and {why}")
 
-    def said(self, rows: int) -> str:
+    def words(self, rows: int) -> str:
         """What the column q holds, for whoever looks at it."""
         if self.unknown:
             return f"not shown: {self.unknown}"
         parts = ["as asked in the call" if self.asked else "as the run's own settings make it"]
         if self.together:
-            parts.append(
-                f"the {rows} completions taken for one rollout batch (in training {self.batch or 'an unknown number of'} rows)"
-            )
+            had = self.batch or "an unknown number of"
+            parts.append(f"the {rows} completions taken for one rollout batch (in training {had} rows)")
         if self.guide is not None and self.guide.stochastic:
             parts.append("one draw of the guide's noise, not the one training saw")
         return "; ".join(parts)
@@ -105,10 +104,6 @@ def anchor_of(
             "the guide follows what training's own groups and batches showed (their solve rates, hidden states), and none of it "
             "is stored"
         )
-    elif made is not None and "rewards" in made.needs and any(map(own.get, SHARED_OUT)):
-        unknown = (
-            "the guide looks at rewards that were shared out within groups (coverage, rarity), and none are stored"
-        )
     return Anchor(
         name=name or "unknown",
         guide=made,
@@ -123,10 +118,9 @@ def anchor_of(
 
 
 def _refuse_two(one: dict[str, Any], other: dict[str, Any], guide_named: bool) -> None:
-    fields = [f for f in SHAPES if not (guide_named and f in ("guide", "guide_args"))]
-    for field in fields:
+    for field in SHAPES[2 if guide_named else 0 :]:  # the first two are the guide's
         was, now = one["settings"].get(field), other["settings"].get(field)
-        if (was or None) != (now or None):  # a field that a release does not have is off in it
+        if (was or None) != (now or None):
             raise UserError(
                 f"{one['folder']} was trained with {field}={was!r} and {other['folder']} with {now!r}, so they have no q in "
                 "common: trace one run at a time, each with an --out of its own."
@@ -144,30 +138,27 @@ def log_q(
     """(T,) of each completion, as a trainer that had these for its rollout batch would hold it."""
     if anchor.guide is None:
         return [torch.zeros_like(reading.logps) for reading in own]
+    pad = partial(pad_sequence, batch_first=True)
     lengths = torch.tensor([len(reading.logps) for reading in own])
     mask = torch.arange(int(lengths.max())) < lengths[:, None]  # (B, T)
     if anchor.drops_truncated:
         mask &= torch.tensor([s["finish"] != "length" for s in samples])[:, None]
     signals = Signals(
-        logps=_wide([r.logps for r in own]),
-        ref_logps=_wide([r.logps for r in ref]),
+        logps=pad([r.logps for r in own]),
+        ref_logps=pad([r.logps for r in ref]),
         mask=mask,
-        entropies=_wide([r.entropies for r in own]),
-        ref_entropies=_wide([r.entropies for r in ref]),
+        entropies=pad([r.entropies for r in own]),
+        ref_entropies=pad([r.entropies for r in ref]),
         step=step,
         max_steps=max_steps,
         generator=torch.Generator().manual_seed(anchor.seed),
         rows=torch.tensor([_address(s) for s in samples]),
         rewards=torch.tensor([_reward(s) for s in samples]),
     )
-    found = anchor.guide(signals)
+    shapes = anchor.guide(signals)  # (B, T)
     if anchor.centred:
-        found = torch.where(mask, found - found.sum() / mask.sum().clamp(min=1), 0.0)
-    return [row[:length] for row, length in zip(found, lengths.tolist())]
-
-
-def _wide(rows: list[Tensor]) -> Tensor:
-    return pad_sequence(rows, batch_first=True)
+        shapes = torch.where(mask, shapes - shapes.sum() / mask.sum().clamp(min=1), 0.0)
+    return [row[:length] for row, length in zip(shapes, lengths.tolist())]
 
 
 def _reward(sample: dict[str, Any]) -> float:
@@ -177,5 +168,5 @@ def _reward(sample: dict[str, Any]) -> float:
 
 def _address(sample: dict[str, Any]) -> int:
     """A stochastic guide's noise is the sample's own, whoever else is traced."""
-    key = tuple(sample[k] for k in KEY)
+    key = tuple(sample[k] for k in KEYS)
     return int.from_bytes(blake2b(repr(key).encode(), digest_size=7).digest(), "big")

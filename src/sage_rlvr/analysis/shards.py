@@ -12,6 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.store.samples import KEYS
+from sage_rlvr.store.samples import SCHEMA as SAMPLES
+
+Key = tuple[str, str, int, int]  # task, problem, seed, index: a sample
+KEY_FIELDS = [SAMPLES.field(name) for name in KEYS]
+
+
+def key_of(row: dict[str, Any]) -> Key:
+    return row["task"], row["problem"], row["seed"], row["index"]
 
 
 def digest(token_ids: Sequence[int]) -> int:
@@ -27,9 +36,8 @@ def write_shard(folder: Path, rows: Sequence[dict[str, Any]], schema: pa.Schema)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with open(part, "wb") as file:
-            pq.write_table(
-                pa.Table.from_pylist(list(rows), schema=schema), file, compression="zstd", row_group_size=256
-            )
+            table = pa.Table.from_pylist(list(rows), schema=schema)
+            pq.write_table(table, file, compression="zstd", row_group_size=256)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)

@@ -1,15 +1,15 @@
 """``sage-rlvr trace``: stored completions read again through checkpoints, token by token, for the explorer.
 
 FOLDER/trace/_trace.json    guide, reference, checkpoints, and what q is
-FOLDER/trace/*.parquet     one row a sample and checkpoint: token texts, log π, log π_ref, entropy, q, penalty
+FOLDER/trace/*.parquet     one row per sample and checkpoint: token texts, log π, log π_ref, entropy, q, penalty
 """
 
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +20,22 @@ from sage_rlvr.analysis.pieces import token_pieces
 from sage_rlvr.analysis.records import checkpoints as checkpoints_in
 from sage_rlvr.analysis.records import read_record, trainer_state, training_of
 from sage_rlvr.analysis.scoring import ModelSource, Prompts, Reading, Text, read_texts, source_of
-from sage_rlvr.analysis.shaped import KEY, Anchor, anchor_of, log_q
-from sage_rlvr.analysis.shards import digest, read_shards, sweep, write_shard
-from sage_rlvr.analysis.verdicts import rows as judged_rows
+from sage_rlvr.analysis.shaped import Anchor, anchor_of, log_q
+from sage_rlvr.analysis.shards import KEY_FIELDS, Key, digest, key_of, read_shards, sweep, write_shard
+from sage_rlvr.analysis.verdicts import judged_rows
 from sage_rlvr.anchor import anchor_penalty, tellable
 from sage_rlvr.errors import UserError
+from sage_rlvr.files import read_json
 from sage_rlvr.models import write_whole
 from sage_rlvr.models.loading import is_adapter
 from sage_rlvr.store import SampleStore
+from sage_rlvr.store.samples import KEYS
 from sage_rlvr.store.settings import differences
 
 _FLOATS = pa.list_(pa.float32())
 SCHEMA = pa.schema(
     [
-        ("task", pa.string()),
-        ("problem", pa.string()),
-        ("seed", pa.int64()),
-        ("index", pa.int32()),
+        *KEY_FIELDS,
         ("checkpoint", pa.string()),
         ("step", pa.int64()),  # null: not known
         ("right", pa.bool_()),
@@ -50,7 +49,6 @@ SCHEMA = pa.schema(
     ]
 )
 SHARD = 64  # rows that a kill may cost
-Key = tuple[str, str, int, int]  # task, problem, seed, index
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,6 @@ def trace(
     reference: str | Path | None = None,
     guide: str | None = None,
     guide_args: dict[str, Any] | None = None,
-    tasks: Sequence[str] | None = None,
     problems: Sequence[str] | None = None,
     limit: int = 20,
     per_problem: int = 8,
@@ -85,68 +82,66 @@ def trace(
     data_dir: str | Path | None = None,
     batch_tokens: int | None = None,
     temperature: float | None = None,
-    dtype: str = "auto",
-    device: str | None = None,
     seed: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Traced:
-    """Reads ``per_problem`` completions of each of the first ``limit`` problems a task through every checkpoint.
+    """Reads ``per_problem`` completions of each of the first ``limit`` problems of a task through every checkpoint.
 
     A training folder as checkpoint stands for its checkpoint-N folders and its final weights; none: the sampled model.
     Guide, reference, temperature and seed are the training run's unless said. Where q depends on the other completions of a
     rollout batch, all that are traced make one; with fewer than training had, q and penalty are left empty, and that is said.
     """
     store = SampleStore(run, readonly=True)
-    points, notes = expand(checkpoints or [source_or_fail(store)])
+    sampled = store.settings.get("adapter") or store.settings.get("model")
+    if not checkpoints and not sampled:
+        raise UserError(f"{store.folder} does not say which model was sampled; name a checkpoint to read it through.")
+    points, notes = expand(checkpoints or [str(sampled)])
     records = [r for c in checkpoints or [run] for r in [_record_near(c)] if r]
     anchor = anchor_of(records, guide, guide_args, temperature, seed, reference is not None)
     origin = source_of(reference) if reference else _reference(points, records[0] if records else None)
     target = Path(out) if out else Path(run, "trace")
-    chosen = select(store, tasks, problems, limit, per_problem)
+    chosen = select(store, problems, limit, per_problem)
     anchor = anchor.of(len(chosen))
     settings = _settings(anchor, origin, chosen)
-    _keep_settings(target, settings, points)
+    _write_settings(target, settings, points)
     todo = _todo(target, chosen, points)
-    wanted = {label: chosen if rows and anchor.together else rows for label, rows in todo.items()}  # to be read
-    needed = {_key(r): r for rows in wanted.values() for r in rows}
+    to_read = {label: chosen if rows and anchor.together else rows for label, rows in todo.items()}
+    samples = {key_of(r): r for rows in to_read.values() for r in rows}
     tokenizer = source_of(run).tokenizer() if store.settings.get("model") else points[0].source.tokenizer()
     prompts = Prompts(store, tokenizer, data_dir)
-    texts = {k: Text(prompts(r["task"], r["problem"]), tuple(r["token_ids"])) for k, r in needed.items()}
-    read = partial(_read_all, batch_tokens=batch_tokens, temperature=anchor.temperature)
-    ref = dict(read(origin.load(dtype, device), texts)) if needed else {}
+    texts = {k: Text(prompts(r["task"], r["problem"]), tuple(r["token_ids"])) for k, r in samples.items()}
+
+    def read(source: ModelSource, keys: Sequence[Key]) -> Iterator[tuple[Key, Reading]]:
+        for batch in read_texts(source.load(), [texts[k] for k in keys], batch_tokens, anchor.temperature):
+            yield from ((keys[i], reading) for i, reading in batch)
+
+    ref = dict(read(origin, list(texts))) if samples else {}
     written, total = 0, sum(map(len, todo.values()))
     for point in (p for p in points if todo[p.label]):
         here, why = _at(anchor, point)
         notes += [why] if why else []
-        new = {_key(r) for r in todo[point.label]}
-        readings = read(point.source.load(dtype, device), {k: texts[k] for k in map(_key, wanted[point.label])})
-        waiting = []
-        for key, own, shape in _shaped(here, point, needed, readings, ref):
-            if key in new:
-                waiting.append(_row(needed[key], point, own, ref[key], shape, tokenizer))
-                written += 1
-            if len(waiting) == SHARD:
-                write_shard(target, waiting, SCHEMA)
-                waiting = []
-                if progress:
-                    progress(written, total)
-        if waiting:
-            write_shard(target, waiting, SCHEMA)
-    if progress and total:
-        progress(written, total)
+        new = {key_of(r) for r in todo[point.label]}
+        readings = read(point.source, [key_of(r) for r in to_read[point.label]])
+        shaped = _shaped(here, point, samples, readings, ref)
+        rows = (_row(samples[k], point, own, ref[k], shape, tokenizer) for k, own, shape in shaped if k in new)
+        while shard := list(islice(rows, SHARD)):
+            write_shard(target, shard, SCHEMA)
+            written += len(shard)
+            if progress:
+                progress(written, total)
     return Traced(target, len(chosen), [c.label for c in points], written, settings, notes)
 
 
 def _settings(anchor: Anchor, origin: ModelSource, chosen: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the rows of a folder share: the noise's seed where there is noise, the completions where q depends on all of them."""
     shared = {
-        "guide": anchor.name, "guide_args": anchor.guide.settings() if anchor.guide else {}, "q": anchor.said(len(chosen)),
+        "guide": anchor.name, "guide_args": anchor.guide.settings() if anchor.guide else {}, "q": anchor.words(len(chosen)),
         "reference": asdict(origin), "temperature": anchor.temperature, "centred": anchor.centred, "estimator": "k3",
     }  # fmt: skip
     if anchor.guide is not None and anchor.guide.stochastic:
         shared["seed"] = anchor.seed
     if anchor.together:
-        which = blake2b(repr([_key(r) for r in chosen]).encode(), digest_size=4).hexdigest()
+        which = blake2b(repr([key_of(r) for r in chosen]).encode(), digest_size=4).hexdigest()
         shared["batch"] = f"{len(chosen)} completions ({which})"
     return shared
 
@@ -175,27 +170,12 @@ def _shaped(
 
 def _todo(target: Path, chosen: list[dict[str, Any]], points: Sequence[Checkpoint]) -> dict[str, list[dict[str, Any]]]:
     """Checkpoint → samples that were not read through it yet."""
-    rows = read_shards(target, SCHEMA, [*KEY, "checkpoint", "digest"])
-    done = {(*_key(r), r["checkpoint"]): r["digest"] for r in rows}
+    rows = read_shards(target, SCHEMA, [*KEYS, "checkpoint", "digest"])
+    done = {(*key_of(r), r["checkpoint"]): r["digest"] for r in rows}
     for r in chosen:
-        if any(done.get((*_key(r), c.label), r["digest"]) != r["digest"] for c in points):
-            raise UserError(
-                f"{target} traces other samples than the store now has; remove that folder and trace again."
-            )
-    return {c.label: [r for r in chosen if (*_key(r), c.label) not in done] for c in points}
-
-
-def _key(row: dict[str, Any]) -> Key:
-    return row["task"], row["problem"], row["seed"], row["index"]
-
-
-def _read_all(
-    model: Any, texts: dict[Key, Text], batch_tokens: int | None, temperature: float
-) -> Iterator[tuple[Key, Reading]]:
-    keys = list(texts)
-    for batch in read_texts(model, list(texts.values()), batch_tokens, temperature):
-        for i, reading in batch:
-            yield keys[i], reading
+        if any(done.get((*key_of(r), c.label), r["digest"]) != r["digest"] for c in points):
+            raise UserError(f"{target} traces other samples than the store now has; remove it and trace again.")
+    return {c.label: [r for r in chosen if (*key_of(r), c.label) not in done] for c in points}
 
 
 def _row(
@@ -205,7 +185,7 @@ def _row(
     if shape is not None:
         q = tellable(shape).exp().tolist()
         penalty = anchor_penalty(own.logps, ref.logps, tellable(shape), "k3").tolist()
-    return {k: sample[k] for k in (*KEY, "right", "digest")} | {
+    return {k: sample[k] for k in (*KEYS, "right", "digest")} | {
         "checkpoint": point.label,
         "step": point.step,
         "tokens": token_pieces(tokenizer, sample["token_ids"], sample["completion"]),
@@ -217,30 +197,23 @@ def _row(
     }
 
 
-def select(
-    store: SampleStore, tasks: Sequence[str] | None, problems: Sequence[str] | None, limit: int, per_problem: int
-) -> list[dict[str, Any]]:
+def select(store: SampleStore, problems: Sequence[str] | None, limit: int, per_problem: int) -> list[dict[str, Any]]:
     """The first ``limit`` problems of each task; of each, as many right as wrong completions while there are both."""
-    kept: dict[tuple[str, str], list[list[dict[str, Any]]]] = {}
+    groups: dict[tuple[str, str], list[list[dict[str, Any]]]] = {}  # (task, problem) → right ones, wrong ones
     for row in judged_rows(store, ["token_ids", "completion"]):
-        place = (row["task"], row["problem"])
-        if (
-            (tasks and row["task"] not in tasks)
-            or (problems and row["problem"] not in problems)
-            or not row["token_ids"]
-        ):
+        if (problems and row["problem"] not in problems) or not row["token_ids"]:
             continue
-        group = kept.setdefault(place, [[], []])[not row["right"]]
+        group = groups.setdefault((row["task"], row["problem"]), [[], []])[not row["right"]]
         group.append(row | {"digest": digest(row["token_ids"])})
         group.sort(key=lambda r: (r["seed"], r["index"]))
         del group[per_problem:]  # memory does not grow with n
     ranks = {(t, p): i for t, asked in store.problems.items() for i, p in enumerate(asked.problems)}
     chosen: list[dict[str, Any]] = []
-    for task in dict.fromkeys(t for t, _ in kept):
-        for place in sorted((x for x in kept if x[0] == task), key=lambda x: (ranks.get(x, 1 << 30), x[1]))[:limit]:
-            right, wrong = kept[place]
-            take = min(len(right), max(per_problem - per_problem // 2, per_problem - len(wrong)))
-            chosen += [*right[:take], *wrong[: per_problem - take]]
+    for task in dict.fromkeys(t for t, _ in groups):
+        for place in sorted((x for x in groups if x[0] == task), key=lambda x: (ranks.get(x, 1 << 30), x[1]))[:limit]:
+            right, wrong = groups[place]
+            half = min(len(right), max(per_problem - per_problem // 2, per_problem - len(wrong)))
+            chosen += [*right[:half], *wrong[: per_problem - half]]
     if not chosen:
         raise UserError(f"{store.folder} has no completion of those tasks and problems; check their names.")
     return chosen
@@ -249,16 +222,9 @@ def select(
 # ---- which models --------------------------------------------------------------------------------------------------
 
 
-def source_or_fail(store: SampleStore) -> str:
-    found = store.settings.get("adapter") or store.settings.get("model")
-    if not found:
-        raise UserError(f"{store.folder} does not say which model was sampled; name a checkpoint to read it through.")
-    return found
-
-
 def expand(given: Sequence[str | Path]) -> tuple[list[Checkpoint], list[str]]:
     """Checkpoints in order of their steps; one without weights is named in the notes and the rest is read."""
-    found: list[Checkpoint] = []
+    points: list[Checkpoint] = []
     notes: list[str] = []
     for where in given:
         record = _record_near(where)
@@ -267,24 +233,21 @@ def expand(given: Sequence[str | Path]) -> tuple[list[Checkpoint], list[str]]:
             if folder.is_dir() and not _has_weights(folder):
                 notes.append(f"{folder} holds no weights (its save was interrupted, or it was pruned): left out")
                 continue
-            taken = {c.label for c in found}
-            named = source_of(folder if folder.exists() else str(where))
-            found.append(Checkpoint(str(where) if label in taken else label, named, step, planned))
-    if not found:
-        raise UserError(f"trace: no checkpoint to read through ({'; '.join(notes) or 'none was named'}).")
-    return found, notes
+            label = str(where) if any(label == c.label for c in points) else label
+            points.append(Checkpoint(label, source_of(folder if folder.exists() else str(where)), step, planned))
+    if not points:
+        raise UserError(f"trace: no checkpoint to read through ({'; '.join(notes)}).")
+    return points, notes
 
 
 def _candidates(path: Path, last_step: int | None) -> list[tuple[str, Path, int | None]]:
     """(label, folder, step): a training folder's checkpoints and final weights, or the one checkpoint this is."""
     if inside := checkpoints_in(path):
-        out: list[tuple[str, Path, int | None]] = []
-        for c in inside:
-            out.append((f"{path.name}/{c.name}", c, int(c.name.rpartition("-")[2])))
+        out: list[tuple[str, Path, int | None]] = [(f"{path.name}/{c.name}", c, int(c.name[11:])) for c in inside]
         return [*out, (path.name, path, last_step)] if _has_weights(path) else out
-    said = re.fullmatch(r"checkpoint-(\d+)", path.name)
-    label = f"{path.resolve().parent.name}/{path.name}" if said else (path.name or str(path))
-    return [(label, path, int(said[1]) if said else None)]
+    if match := re.fullmatch(r"checkpoint-(\d+)", path.name):
+        return [(f"{path.resolve().parent.name}/{path.name}", path, int(match[1]))]
+    return [(path.name or str(path), path, None)]
 
 
 def _has_weights(folder: Path) -> bool:
@@ -301,59 +264,52 @@ def _record_near(where: str | Path) -> dict[str, Any] | None:
 
 def _planned(record: dict[str, Any]) -> int | None:
     """Optimizer steps of the whole run; trainer_state.json knows where the run was told epochs."""
-    said = record["settings"].get("max_steps")
-    if not isinstance(said, int) or said < 1:
-        try:
-            said = trainer_state(record["folder"]).get("max_steps")
-        except UserError:
-            return None
-    return said
+    steps = record["settings"].get("max_steps")
+    if isinstance(steps, int) and steps > 0:
+        return steps
+    try:
+        return trainer_state(record["folder"]).get("max_steps")
+    except UserError:
+        return None
 
 
 def _reference(points: Sequence[Checkpoint], record: dict[str, Any] | None) -> ModelSource:
     """What training was leashed to: the model after SFT where there was an SFT stage, else the one RL began with."""
-    if record:
-        own = record["settings"]
-        sft = Path(own["sft_dir"]) if own.get("sft_dir") else Path(record["folder"]).resolve().parent / "sft"
-        if own.get("sft") and not sft.exists():
+    own = record["settings"] if record else {}
+    if record and own.get("sft"):
+        sft = Path(own.get("sft_dir") or Path(record["folder"]).resolve().parent / "sft")
+        if not sft.exists():
             raise UserError(
                 f"the SFT stage that {record['folder']} began with is not at {sft}; name it with reference."
             )
-        if own.get("sft"):
-            return source_of(sft)
-        if own.get("model_name_or_path"):
-            return source_of(own["model_name_or_path"])
+        return source_of(sft)
+    if own.get("model_name_or_path"):
+        return source_of(own["model_name_or_path"])
     adapted = next((c.source for c in points if c.source.adapter), None)
     if adapted:
         return ModelSource(adapted.model)
     raise UserError("trace needs the reference model of the training run: name it with reference.")
 
 
-def _keep_settings(target: Path, settings: dict[str, Any], points: Sequence[Checkpoint]) -> None:
+def _write_settings(target: Path, settings: dict[str, Any], points: Sequence[Checkpoint]) -> None:
     """Rows made with another guide or reference never share a folder."""
     path = target / "_trace.json"
     settings = json.loads(json.dumps(settings, default=str))
-    old: dict[str, Any] = {}
+    old: dict[str, Any] = {"settings": settings, "checkpoints": []}
     if path.is_file():
-        try:
-            old = json.loads(path.read_text(encoding="utf-8"))
-            differs = differences(old["settings"], settings)
-        except (OSError, ValueError, KeyError, TypeError) as e:
-            raise UserError(f"{path} cannot be read ({e}); remove {target} and trace again.") from e
-        if differs:
-            field, (was, now) = next(iter(differs.items()))
-            raise UserError(
-                f"{target} was traced with {field}={was!r} and this call has {now!r}; give --out another folder, remove "
-                "this one, or set it back."
-            )
-    known = {c["label"]: c for c in old.get("checkpoints", [])}
+        old = read_json(path, f"remove {target} and trace again", settings=dict, checkpoints=list)
+    for field, (was, now) in differences(old["settings"], settings).items():
+        raise UserError(
+            f"{target} was traced with {field}={was!r} and this call has {now!r}; give --out another folder, remove "
+            "this one, or set it back."
+        )
+    known = {c["label"]: c for c in old["checkpoints"]}
     known |= {c.label: {"label": c.label, "step": c.step, "source": c.source.name} for c in points}
     ordered = sorted(known.values(), key=lambda c: (c["step"] is None, c["step"] or 0))
     try:
         target.mkdir(parents=True, exist_ok=True)
         sweep(target)
-        write_whole(
-            path, json.dumps({"settings": settings, "checkpoints": ordered}, indent=1, ensure_ascii=False) + "\n"
-        )
+        header = {"settings": settings, "checkpoints": ordered}
+        write_whole(path, json.dumps(header, indent=1, ensure_ascii=False) + "\n")
     except OSError as e:
         raise UserError(f"{target} cannot be written ({e.strerror}); name one you can write to with --out.") from e

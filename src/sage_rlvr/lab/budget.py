@@ -19,19 +19,10 @@ FORK_GUIDE = BranchGuide(ratio=0.8, threshold=1.0, source="reference")
 
 def forked_world(rare: float = 1e-9) -> tuple[World, int]:
     """(the world, the index of y*)."""
-    sure = torch.tensor([0.97, 0.01, 0.01, 0.01 - rare, rare], dtype=torch.float64)
-    probs = torch.stack(
-        [
-            torch.tensor([0.70, 0.15, 0.06, 0.05, 0.04], dtype=torch.float64),  # the root: H = 0.98, below the gate
-            sure,  # after token 0
-            torch.tensor(
-                [0.25, 0.25, 0.25, 0.25 - rare, rare], dtype=torch.float64
-            ),  # after token 1: the fork, H = 1.39
-            sure,
-            sure,
-            sure,
-        ]
-    )
+    root = [0.70, 0.15, 0.06, 0.05, 0.04]  # H = 0.98, below the gate
+    fork = [0.25, 0.25, 0.25, 0.25 - rare, rare]  # after token 1: H = 1.39
+    sure = [0.97, 0.01, 0.01, 0.01 - rare, rare]  # after any other
+    probs = torch.tensor([root, sure, fork, sure, sure, sure], dtype=torch.float64)
     first = torch.cartesian_prod(torch.arange(5), torch.arange(5))[:, 0]
     world = tree(probs.log(), (first <= 1).double(), depth=2)
     return world, 1 * 5 + 4
@@ -39,7 +30,7 @@ def forked_world(rare: float = 1e-9) -> tuple[World, int]:
 
 @dataclass(frozen=True)
 class Budget:
-    """Log-odds of y* against the sampled right answers, change over training, one entry a seed."""
+    """Log-odds of y* against the sampled right answers, change over training, (S,): one per seed."""
 
     grpo: Tensor
     sage: Tensor
@@ -47,7 +38,7 @@ class Budget:
 
 
 def never_sampled(seeds: int = 64, rollouts: int = 16, steps: int = 300, rate: float = 0.3) -> Budget:
-    """GRPO and SAGE with exact credit (k1-reward, no scaling), ``rollouts`` completions a step, from the same seeds."""
+    """GRPO and SAGE with exact credit (k1-reward, no scaling), ``rollouts`` completions per step, from the same seeds."""
     world, rare = forked_world()
     grpo = Arm("k1-reward", world.log_q(None))
     shaped = Arm("k1-reward", world.log_q(FORK_GUIDE))

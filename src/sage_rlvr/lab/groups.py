@@ -6,13 +6,12 @@ p. Only their gap moves the policy: at the optimum π ∝ q·π_ref·exp(gap(p)�
 """
 
 from dataclasses import dataclass
-from math import comb, inf
+from math import comb
 
 import torch
 from torch import Tensor
 
 from sage_rlvr.advantage import make_advantage
-from sage_rlvr.lab import solutions
 from sage_rlvr.lab.world import World
 
 GROUP = 8
@@ -50,24 +49,3 @@ def credit(name: str, group: int = GROUP, **args: object) -> Credit:
         return float(made(rewards, group)[which])
 
     return Credit([answer(c + 1, 0) for c in range(group)], [answer(c, group - 1) for c in range(group)])
-
-
-def promised(world: World, beta: float, log_q: Tensor, pay: Credit) -> Tensor:
-    """(Y,) Eq. 4 with the reward gap(p), where p agrees with itself: logit p = logit p₀ + gap(p)/β, p₀ the chance to be right
-    under q·π_ref. Of several solutions the first that is met from π_ref."""
-    start = solutions.sage(world, inf, log_q)[world.valid].sum().logit()
-
-    def short(x: float) -> float:
-        p = float(torch.tensor(x, dtype=torch.float64).sigmoid())
-        return float(start) + pay.gap(p) / beta - x
-
-    low = float(world.ref[world.valid].sum().logit())
-    step = 0.1 if short(low) > 0 else -0.1
-    while short(low + step) * step > 0:
-        low += step
-    high = low + step
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if short(middle) * step > 0 else (low, middle)
-    p = float(torch.tensor(low, dtype=torch.float64).sigmoid())
-    return solutions.sage(world, beta / pay.gap(p), log_q)

@@ -1,10 +1,21 @@
 """The stationary solutions in closed form: what each objective is supposed to reach. All (Y,) over completions."""
 
 import math
+from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from sage_rlvr.lab.world import World
+
+
+def falls_to_zero(f: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Tensor:
+    """Where a function that falls from ``low`` to ``high`` is 0, elementwise, by bisection."""
+    for _ in range(200):
+        middle = (low + high) / 2
+        above = f(middle) > 0
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    return high
 
 
 def normalised(log_weights: Tensor) -> Tensor:
@@ -28,12 +39,9 @@ def entropy_bonus(world: World, beta: float, eta: float) -> Tensor:
 
 def forward_kl(world: World, beta: float) -> tuple[Tensor, float]:
     """A.4: π = β·π_ref/(λ − r), λ by bisection so that it sums to 1. Answers (π, λ)."""
-    low, high = float(world.reward.max()), float(world.reward.max()) + beta
-    for _ in range(100):
-        middle = (low + high) / 2
-        total = float((beta * world.ref / (middle - world.reward)).sum())
-        low, high = (middle, high) if total > 1 else (low, middle)
-    return beta * world.ref / (high - world.reward), high
+    low = world.reward.max()
+    lam = falls_to_zero(lambda x: (beta * world.ref / (x - world.reward)).sum() - 1, low, low + beta)
+    return beta * world.ref / (lam - world.reward), float(lam)
 
 
 def total_variation(p: Tensor, q: Tensor) -> Tensor:

@@ -58,9 +58,8 @@ def checks(seed: int = 0) -> Iterator[Check]:
 
 def identity_23(world: World, log_q: dict[str, Tensor]) -> Check:
     rlvr = solutions.reverse_kl(world, BETA)
-    error = max(
-        float((solutions.amplified(rlvr, q) - solutions.sage(world, BETA, q)).abs().max()) for q in log_q.values()
-    )
+    errors = [(solutions.amplified(rlvr, q) - solutions.sage(world, BETA, q)).abs().max() for q in log_q.values()]
+    error = float(max(errors))
     return Check("Identity 23: π_SAGE = q·π_RLVR / E[q]", f"largest difference {error:.1e}", error < 1e-12)
 
 
@@ -75,11 +74,8 @@ def theorem_4_3(world: World, log_q: dict[str, Tensor]) -> Check:
             reached = solutions.on_support(final, world, float(epsilon))
             broken += int((premise & ~reached).sum())
             gained += int((reached & ~solutions.on_support(rlvr, world, float(epsilon))).sum())
-    return Check(
-        "Theorem 4.3: enough q lifts a right answer over ε",
-        f"{broken} exceptions, {gained} lifted",
-        not broken and gained > 0,
-    )
+    text = f"{broken} exceptions, {gained} lifted"
+    return Check("Theorem 4.3: enough q lifts a right answer over ε", text, not broken and gained > 0)
 
 
 def entropy_bonus(world: World, eta: float = 0.2) -> Check:
@@ -93,17 +89,15 @@ def entropy_bonus(world: World, eta: float = 0.2) -> Check:
 
     reached = world.probs(descend(world, gradient))[0]
     gap = float(solutions.total_variation(reached, solutions.entropy_bonus(world, BETA, eta)))
-    return Check(
-        "A.2: an entropy bonus is a temperature, π ∝ π_ref^{β/(β+η)}·exp(r/(β+η))", f"TV {gap:.1e}", gap < 1e-6
-    )
+    statement = "A.2: an entropy bonus is a temperature, π ∝ π_ref^{β/(β+η)}·exp(r/(β+η))"
+    return Check(statement, f"TV {gap:.1e}", gap < 1e-6)
 
 
 def forward_kl(world: World) -> Check:
     """A.4 by descent, with the ratio of whole completions: every completion becomes one token of a one-step world."""
     count = len(world.ref)
-    flat = World(
-        world.ref.log()[None], world.reward, torch.arange(count)[:, None], torch.zeros(count, 1, dtype=torch.long)
-    )
+    each, root = torch.arange(count)[:, None], torch.zeros(count, 1, dtype=torch.long)
+    flat = World(world.ref.log()[None], world.reward, each, root)
     reached = flat.probs(train(flat, [Arm("forward", flat.log_q(None))], BETA))[0]
     gap = float(solutions.total_variation(reached, solutions.forward_kl(world, BETA)[0]))
     return Check("A.4: forward KL with the sequence ratio reaches β·π_ref/(λ − r)", f"TV {gap:.1e}", gap < 1e-6)
@@ -112,17 +106,17 @@ def forward_kl(world: World) -> Check:
 def separation(worlds: int = 100) -> Check:
     """A.4's sufficient condition over random worlds and betas: where it holds, SAGE puts less mass on wrong answers. Without a
     guide it is necessary too, so a laxer one would have exceptions here."""
-    found = []  # guide, condition, conclusion
+    cases = []  # guide, condition, conclusion
     for seed in range(worlds):
         world = random_world(seed, right=4 + seed % 40)
         beta = (0.1, 0.3, 1.0, 3.0)[seed % 4]
         fkl = solutions.forward_kl(world, beta)
-        found += [(name, *solutions.separates(world, beta, q, *fkl)) for name, q in held_log_q(world).items()]
-    held = sum(condition for _, condition, _ in found)
-    broken = sum(condition and not conclusion for _, condition, conclusion in found)
-    exact = sum(condition == conclusion for name, condition, conclusion in found if name == "none")
-    both = len({conclusion for name, _, conclusion in found if name == "none"}) == 2
-    text = f"held {held} of {len(found)} times, {broken} exceptions; without a guide it decides, {exact} of {worlds}"
+        cases += [(name, *solutions.separates(world, beta, q, *fkl)) for name, q in held_log_q(world).items()]
+    held = sum(condition for _, condition, _ in cases)
+    broken = sum(condition and not conclusion for _, condition, conclusion in cases)
+    exact = sum(condition == conclusion for name, condition, conclusion in cases if name == "none")
+    both = len({conclusion for name, _, conclusion in cases if name == "none"}) == 2
+    text = f"held {held} of {len(cases)} times, {broken} exceptions; without a guide it decides, {exact} of {worlds}"
     holds = held > 0 and not broken and exact == worlds and both
     return Check("A.4: the separation condition implies less wrong mass than forward KL", text, holds)
 
@@ -175,7 +169,7 @@ def k3_value(world: World, log_q: dict[str, Tensor]) -> Check:
     logps, pi = world.logps(logits), world.probs(logits)
     value = float((pi * anchor_penalty(logps, world.ref_logps, q, "k3").sum(-1)).sum())
     pseudo = float((pi * (logps - world.ref_logps - q).sum(-1)).sum())
-    excess = float((pi * (q.exp() - 1).sum(-1)).sum())  # branch: q is one number a state, so Z_t = q_t
+    excess = float((pi * (q.exp() - 1).sum(-1)).sum())  # branch: q is one number per state, so Z_t = q_t
     gap = abs(value - pseudo - excess)
     text = f"E[k3] {value:.4f}, D̃ {pseudo:.4f}, excess {excess:.4f}, gap {gap:.1e}"
     return Check("k3 over-counts the pseudo-KL by E[Σ(Z − 1)]", text, gap < 1e-6 and excess > 0.01)
@@ -203,7 +197,7 @@ def endless(chance: float = 0.01, cuts: tuple[int, int] = (200, 800)) -> Check:
     small, large = 1.005, 1.05
     below, above = ([share_cut(q, cut) for cut in cuts] for q in (small, large))
     closed = [closed_form(q, cut) for q in (small, large) for cut in cuts]
-    gap = max(abs(found - told) for found, told in zip(below + above, closed))
+    gap = max(abs(x - y) for x, y in zip(below + above, closed))
     limit = ((1 - chance) * large - 1) / (large - 1)
     text = "share cut at {} and {}: below {:.2f}, {:.2f}; above {:.2f}, {:.2f}".format(*cuts, *below, *above)
     holds = gap < 1e-9 and below[1] < 0.05 < below[0] and abs(above[1] - limit) < 1e-9 and limit > 0.5
@@ -212,16 +206,14 @@ def endless(chance: float = 0.01, cuts: tuple[int, int] = (200, 800)) -> Check:
 
 def theorem_4_2() -> Check:
     budget = never_sampled()
-    (grpo, grpo_se), (sage, sage_se) = (
-        (float(x.mean()), float(x.std()) / len(x) ** 0.5) for x in (budget.grpo, budget.sage)
-    )
+    both = (budget.grpo, budget.sage)
+    (grpo, grpo_se), (sage, sage_se) = ((float(x.mean()), float(x.std()) / len(x) ** 0.5) for x in both)
     text = f"log-odds GRPO {grpo:+.3f} ± {2 * grpo_se:.3f}, SAGE {sage:+.3f} ± {2 * sage_se:.3f}"
     holds = budget.never_sampled and grpo + 2 * grpo_se <= 0 and sage - 2 * sage_se > 0
-    return Check(
-        "Theorem 4.2, sampled: a right answer never drawn gains no odds; behind a drawn fork, under SAGE, it does",
-        text,
-        holds,
+    statement = (
+        "Theorem 4.2, sampled: a right answer never drawn gains no odds; behind a drawn fork, under SAGE, it does"
     )
+    return Check(statement, text, holds)
 
 
 def grows_with_difficulty(worlds: int = 45, most: int = 64) -> Check:
@@ -237,11 +229,10 @@ def grows_with_difficulty(worlds: int = 45, most: int = 64) -> Check:
         falls &= bool((delta.diff() < 0).all())  # rates rise
         seen = [k for k in (2, 8, most) if difficulty.pass_at(ends, k) < 0.99]  # else there is no room for a gain
         least = min([least, *(difficulty.gain(rates, ends, k) for k in seen)])
-        flat = difficulty.grouped(rates, beta, GroupGuide(gamma=0.0))
-        alike = difficulty.grouped(rates[:1].expand(3), beta, GroupGuide(gamma=gamma))
-        none = max(
-            none, abs(difficulty.gain(rates, flat, most)), abs(difficulty.gain(rates[:1].expand(3), alike, most))
-        )
+        flat = difficulty.gain(rates, difficulty.grouped(rates, beta, GroupGuide(gamma=0.0)), most)
+        same = rates[:1].expand(3)
+        alike = difficulty.gain(same, difficulty.grouped(same, beta, GroupGuide(gamma=gamma)), most)
+        none = max(none, abs(flat), abs(alike))
     text = f"{worlds} sets of prompts: least gain {least:.1e}; γ = 0 or prompts alike: {none:.0e}"
     holds = falls and least > 0 and none < 1e-9
     return Check("A guide whose Δ grows with difficulty beats every β in mean pass@k", text, holds)
@@ -254,6 +245,5 @@ def a_perfect_value(world: World, kappa: float = 2.0) -> Check:
     ends = world.probs(train(world, arms, BETA))
     target = solutions.reverse_kl(world, 1 / (1 / BETA + kappa))
     gap = float(solutions.total_variation(ends, target).max())
-    return Check(
-        "A value head that knows everything is another β: 1/β + κ", f"TV {gap:.1e} under either credit", gap < 1e-6
-    )
+    text = f"TV {gap:.1e} under either credit"
+    return Check("A value head that knows everything is another β: 1/β + κ", text, gap < 1e-6)

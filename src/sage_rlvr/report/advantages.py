@@ -1,6 +1,5 @@
 """The advantage of a stored completion, if all stored samples of its problem were one group of its run's training."""
 
-import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -8,38 +7,32 @@ from typing import Any
 from sage_rlvr.errors import UserError
 from sage_rlvr.report.find import EvalRun, TrainRun
 from sage_rlvr.report.standing import own_name
-from sage_rlvr.stats.counts import UNVERIFIABLE
 
 SCALES = {True: "group", False: "none"}  # what TRL also takes for scale_rewards
-GONE = ("coverage", "rarity")  # settings of earlier releases that changed what a completion was paid
 ACROSS = ("beta", "batch")  # these follow from all groups of a step, which no evaluation has
 
 
 def advantages(run: EvalRun, trains: Sequence[TrainRun]) -> Callable[[dict[str, Any]], float | None]:
     """record → its advantage under the run's own setting; None where there is no training, or where the setting also reads
     what an evaluation does not have (answers, log-probs, other groups)."""
-    mine = [t.record.get("settings") for t in trains if own_name(t.name) == own_name(run.name)]
-    settings = mine[0] if mine and mine[0] else None
-    if settings is None or any(map(settings.get, GONE)):
+    settings = next((t.settings for t in trains if own_name(t.name) == own_name(run.name)), None)
+    if not settings:
         return lambda record: None
-    counts = {}
+    counts = {}  # (task, problem) → right ones, wrong ones; one whose gold cannot be verified is in no count
     for task in run.counts.tasks.values():
-        unknown = ((task.state == UNVERIFIABLE) & task.whole[..., None]).sum((1, 2))
-        for name, right, total, odd in zip(task.problems, task.rights, task.totals, unknown):
-            counts[task.task, name] = (int(right), int(total - right - odd), int(odd))
-    by_counts = cache(lambda *of: _of_group(settings, *of))
+        for name, right, total in zip(task.problems, task.rights, task.totals):
+            counts[task.task, name] = (int(right), int(total - right))
+    by_counts = cache(lambda *group: _of_group(settings, *group))
 
     def of(record: dict[str, Any]) -> float | None:
         group = counts.get((record["t"], record["p"]))
         pair = by_counts(*group) if group and sum(group) else None
-        return None if pair is None else 0.0 if record["v"] is None else pair[record["v"]]
+        return pair[record["v"]] if pair else None
 
     return of
 
 
-def _of_group(
-    settings: dict[str, Any], right: int, wrong: int, unknown: int
-) -> tuple[float | None, float | None] | None:
+def _of_group(settings: dict[str, Any], right: int, wrong: int) -> tuple[float | None, float | None] | None:
     """(of a wrong one, of a right one) in a group with these numbers of each."""
     import torch
 
@@ -56,9 +49,10 @@ def _of_group(
         made = make_advantage(name, **{**own, **args})
         if made.needs or made.token_part:
             return None
-        rewards = torch.tensor([1.0] * right + [0.0] * wrong + [math.nan] * unknown, dtype=torch.float64)
-        steps = settings.get("max_steps") if isinstance(settings.get("max_steps"), int) else 1
-        out = made(rewards, len(rewards), step=max(1, steps or 1), max_steps=max(1, steps or 1), scale=scale).tolist()
+        rewards = torch.tensor([1.0] * right + [0.0] * wrong, dtype=torch.float64)
+        last = settings.get("max_steps")
+        last = max(1, last) if isinstance(last, int) else 1
+        out = made(rewards, len(rewards), step=last, max_steps=last, scale=scale).tolist()
     except (UserError, ImportError, TypeError, ValueError):
         return None  # a class of the user's own that is not here, or a group too small for it
     return (out[right] if wrong else None), (out[0] if right else None)

@@ -3,11 +3,9 @@
 Everything a reader could see on a screen is in it; completions come apart (completions.py), because they are the bulk.
 """
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.compare import AVERAGE, compare
 from sage_rlvr.evaluate.results import Estimate, Results, results
 from sage_rlvr.files import read_json
-from sage_rlvr.report.find import EvalRun, Found, TrainRun
+from sage_rlvr.report.find import EvalRun, FoundRuns, TrainRun
 from sage_rlvr.report.standing import standing, unhealthy
 from sage_rlvr.stats.counts import RIGHT, TaskCounts
 from sage_rlvr.stats.intervals import RESAMPLES
@@ -36,48 +34,43 @@ KNOWN = ("machine", "commit", "release")  # of run.json and made.json, where the
 
 
 def page_data(
-    found: Found, level: float = 0.95, resamples: int = RESAMPLES, tell: Callable[[str], Any] = str
+    runs: FoundRuns, level: float = 0.95, resamples: int = RESAMPLES, tell: Callable[[str], Any] = str
 ) -> dict[str, Any]:
     """The whole object. Runs are referred to by their number: evaluations first, then trainings. ``tell`` hears what is
     being done."""
-    runs = [_eval_row(run) for run in found.evals] + [_train_row(run) for run in found.trains]
-    scored: list[dict[str, Any] | None] = []
-    for i, (run, row) in enumerate(zip(found.evals, runs), 1):
-        tell(f"scoring {run.name} ({i} of {len(found.evals)})")
+    scores: list[dict[str, Any] | None] = []
+    for i, run in enumerate(runs.evals, 1):
+        tell(f"scoring {run.name} ({i} of {len(runs.evals)})")
         try:
-            scored.append(_scores(results(run.counts, level=level, resamples=resamples)))
+            scores.append(_scores(results(run.counts, level=level, resamples=resamples)))
         except UserError as e:
-            scored.append(None)
-            row["notes"].append(str(e))
+            scores.append(None)
+            run.notes.append(str(e))
     tell("comparing")
-    tasks = list(dict.fromkeys(t for run in found.evals for t in run.counts.tasks))
-    out = {
-        "version": VERSION,
-        "made": made_with(),
+    more = {
         "level": level,
-        "runs": runs,
-        "absent": found.absent,
-        "tasks": {t: support(t, found.evals) for t in tasks},
-        "scores": scored,
-        "first": standing(found.evals, found.trains, level),
-        "paired": _paired(found.evals, level, resamples),
-        "training": curves(found.trains, first=len(found.evals)),
-        "questions": questions(found.evals),
+        "scores": scores,
+        "first": standing(runs.evals, runs.trains, level),
+        "paired": _paired(runs.evals, level, resamples),
+        "training": curves(runs.trains, first=len(runs.evals)),
     }
-    return finite(out)
+    return _what_is_there(runs) | finite(more)
 
 
-def tokens_data(found: Found) -> dict[str, Any]:
+def tokens_data(runs: FoundRuns) -> dict[str, Any]:
     """Of a page with the token explorer alone: runs, problems and who solved which; no score, and none computed."""
-    tasks = list(dict.fromkeys(t for run in found.evals for t in run.counts.tasks))
+    return _what_is_there(runs) | {"only_tokens": True}
+
+
+def _what_is_there(runs: FoundRuns) -> dict[str, Any]:
+    tasks = dict.fromkeys(t for run in runs.evals for t in run.counts.tasks)
     out = {
         "version": VERSION,
         "made": made_with(),
-        "only_tokens": True,
-        "runs": [_eval_row(run) for run in found.evals] + [_train_row(run) for run in found.trains],
-        "absent": found.absent,
-        "tasks": {t: support(t, found.evals) for t in tasks},
-        "questions": questions(found.evals),
+        "absent": runs.absent,
+        "tasks": {t: support(t, runs.evals) for t in tasks},
+        "questions": questions(runs.evals),
+        "runs": [_eval_row(run) for run in runs.evals] + [_train_row(run) for run in runs.trains],
     }
     return finite(out)
 
@@ -87,22 +80,16 @@ def questions(evals: Sequence[EvalRun]) -> dict[str, dict[str, str]]:
     out: dict[str, dict[str, str]] = {}
     for run in evals:
         try:
-            known = _questions(Path(run.folder) / "problems.json")
+            for task, problems in read_json(run.folder / "problems.json").items():
+                for name, problem in problems.items():
+                    text = str(problem["question"])
+                    short = text if len(text) <= STATEMENT else text[:STATEMENT] + " …"
+                    out.setdefault(task, {}).setdefault(name, short)
         except FileNotFoundError:
             continue
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             run.notes.append("problems.json cannot be read, so its questions are not shown")
-            continue
-        for task, problems in known.items():
-            for name, text in problems.items():
-                short = text if len(text) <= STATEMENT else text[:STATEMENT] + " …"
-                out.setdefault(task, {}).setdefault(name, short)
     return out
-
-
-def _questions(path: Path) -> dict[str, dict[str, str]]:
-    known = read_json(path)
-    return {task: {name: str(p["question"]) for name, p in problems.items()} for task, problems in known.items()}
 
 
 def finite(x: Any) -> Any:
@@ -118,12 +105,8 @@ def finite(x: Any) -> Any:
 
 def made_with() -> dict[str, str]:
     """When, with what and where the page was made."""
-    here = provenance.made_with()
-    out = {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "sage-rlvr": here["release"],
-        "machine": here["machine"],
-    }
+    here, date = provenance.made_with(), datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    out = {"date": date, "sage-rlvr": here["release"], "machine": here["machine"]}
     return out | ({"commit": here["commit"]} if here["commit"] else {})
 
 
@@ -132,39 +115,33 @@ def made_with() -> dict[str, str]:
 
 def _eval_row(run: EvalRun) -> dict[str, Any]:
     counts = run.counts
-    samples = sum(int((t.state != 0).sum()) for t in counts.tasks.values())
+    try:
+        made = dict(read_json(run.folder / "made.json"))
+    except (OSError, UserError, TypeError, ValueError):
+        made = {}  # not there, or spoilt
     return {
         "name": run.name,
         "kind": "evaluation",
         "model": counts.model,
         "status": run.status,
         "notes": run.notes,
-        "samples": samples,
+        "samples": run.samples,
         "tasks": {t.task: [len(t.problems), t.n, len(t.seeds)] for t in counts.tasks.values()},
         "settings": dict(counts.settings),
-        "about": {k: v for k, v in made_on(counts.folder).items() if k in KNOWN and v},
+        "about": {k: v for k, v in made.items() if k in KNOWN and v},
     }
 
 
-def made_on(folder: str | Path) -> dict[str, Any]:
-    """made.json of an evaluation, where it is there and whole."""
-    try:
-        return dict(json.loads((Path(folder) / "made.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
-
-
 def _train_row(run: TrainRun) -> dict[str, Any]:
-    settings = run.record.get("settings") or {}
     return {
         "name": run.name,
         "kind": "training",
-        "model": str(settings.get("model_name_or_path", "")),
+        "model": str(run.settings.get("model_name_or_path", "")),
         "status": run.status,
         "notes": run.notes,
         "steps": max((r["step"] for r in run.log), default=0),
-        "flags": unhealthy(run.log, settings),
-        "settings": settings,
+        "flags": unhealthy(run.log, run.settings),
+        "settings": run.settings,
         "about": {k: run.record[k] for k in KNOWN if k in run.record},
     }
 
@@ -224,15 +201,11 @@ def support(task: str, evals: Sequence[EvalRun]) -> dict[str, Any]:
     0: none is. −1: the problem is not there, or not whole. ``drawn``: how many samples there are, one number where all
     problems have the same. The two give evaluate's solved_in for every budget.
     """
-    problems = list(
-        dict.fromkeys(p for run in evals if task in run.counts.tasks for p in run.counts.tasks[task].problems)
-    )
+    by_run = {i: run.counts.tasks[task] for i, run in enumerate(evals) if task in run.counts.tasks}
+    problems = list(dict.fromkeys(p for counts in by_run.values() for p in counts.problems))
     first, rate = {}, {}
     drawn: dict[int, int | list[int]] = {}
-    for i, run in enumerate(evals):
-        if task not in run.counts.tasks:
-            continue
-        counts = run.counts.tasks[task]
+    for i, counts in by_run.items():
         at = {p: j for j, p in enumerate(counts.problems)}
         ranks, totals = first_right(counts), counts.totals
         share = counts.rights / np.maximum(totals, 1)
@@ -295,8 +268,5 @@ def binned(steps: Sequence[float], values: Sequence[float], most: int) -> tuple[
     if width <= 1:
         return list(steps), list(values), 1
     cut = range(0, len(steps), width)
-    return (
-        [steps[min(i + width, len(steps)) - 1] for i in cut],
-        [float(np.mean(values[i : i + width])) for i in cut],
-        width,
-    )
+    ends = [steps[min(i + width, len(steps)) - 1] for i in cut]
+    return ends, [float(np.mean(values[i : i + width])) for i in cut], width

@@ -25,13 +25,14 @@ from sage_rlvr.report.completions import COLUMNS, key_of, records
 from sage_rlvr.report.data import finite, page_data
 from sage_rlvr.report.find import EvalRun, TrainRun, find_runs, state_of
 from sage_rlvr.report.page import html, write_page
-from sage_rlvr.report.traces import Key, Traces, belongs
+from sage_rlvr.report.traces import Key, Place, Traces, belongs, places_of
 from sage_rlvr.stats.intervals import RESAMPLES
-from sage_rlvr.store.samples import KEYS
+from sage_rlvr.store.keys import Keys
 
 HOST, PORT = "127.0.0.1", 8765
 EVERY = 5.0  # seconds between two looks at the files
 PREVIEW = 400  # characters of a row in a list
+WHOLE = 1 << 31  # characters: no text is longer
 SLICE = 200_000  # characters of one reply
 TRACE_TOKENS = 32_768
 MOST_ROWS = 200
@@ -51,17 +52,13 @@ class Shelf:
         return Traces(self.run.folder)
 
     @cached_property
-    def places(self) -> dict[tuple[str, str], list[tuple[Path, int]]]:
-        """(task, problem) → (shard, row group), from the key columns alone."""
-        out: dict[tuple[str, str], list[tuple[Path, int]]] = {}
+    def places(self) -> dict[tuple[str, str], list[Place]]:
+        """(task, problem) → where its samples are."""
+        out: dict[tuple[Any, ...], list[Place]] = {}
         for path in self.run.store.shards():
-            if path.name in self.run.store.damaged:
-                continue
-            with pq.ParquetFile(path) as file:
-                for group in range(file.num_row_groups):
-                    table = file.read_row_group(group, columns=["task", "problem"])
-                    for cell in dict.fromkeys(zip(*(table.column(c).to_pylist() for c in ("task", "problem")))):
-                        out.setdefault(cell, []).append((path, group))
+            if path.name not in self.run.store.damaged:
+                for cell, place in places_of(path, ("task", "problem")):
+                    out.setdefault(cell, []).append(place)
         return out
 
     def batches(self, task: str, problem: str) -> Iterator[pa.RecordBatch]:
@@ -71,16 +68,13 @@ class Shelf:
             return
         with self.lock:
             places = self.places.get((task, problem), [])
-        seen: set[tuple[Any, ...]] = set()
+        seen = Keys()
         for path, group in places:
             with pq.ParquetFile(path) as file:
                 table = file.read_row_group(group, columns=COLUMNS)
             table = table.filter(pc.and_(pc.equal(table["task"], task), pc.equal(table["problem"], problem)))
             for batch in table.combine_chunks().to_batches():
-                keys = list(zip(*(batch.column(c).to_pylist() for c in KEYS)))
-                fresh = [key not in seen for key in keys]
-                seen.update(keys)
-                yield batch.filter(pa.array(fresh))
+                yield batch.filter(pa.array(seen.add(batch)))
 
     def find(self, task: str, problem: str, verdict: str, search: str, offset: int, limit: int) -> dict[str, Any]:
         """A page of rows. One problem's are put in order and counted; over all of them the first that fit are given."""
@@ -88,33 +82,19 @@ class Shelf:
         for batch in self.batches(task, problem):
             if search:
                 batch = batch.filter(pc.match_substring(batch.column("completion"), search, ignore_case=True))
-            if batch.num_rows:
-                found = [
-                    r for r in records(batch, PREVIEW) if not verdict or {1: "right", 0: "wrong"}.get(r["v"]) == verdict
-                ]
-                for r in found:
+            for r in records(batch, WHOLE if search else PREVIEW):
+                if verdict in ("", {1: "right", 0: "wrong"}.get(r["v"])):
                     r.pop("cut", None)
-                    r["traced"] = key_of(r) in self.traces
-                rows += self._around(found, batch, search) if search else found
+                    hit = re.search(re.escape(search), r["c"], re.IGNORECASE)
+                    start = max(0, hit.start() - 60) if hit else 0  # a preview begins shortly before what was searched
+                    r["c"] = ("…" if start else "") + r["c"][start : start + PREVIEW]
+                    rows.append(r | {"traced": key_of(r) in self.traces})
             if not problem and len(rows) > offset + limit:
                 break
         if problem:
             rows.sort(key=lambda r: (not r["traced"], r["s"], r["i"]))
-        return {
-            "rows": rows[offset : offset + limit],
-            "total": len(rows) if problem else None,
-            "more": len(rows) > offset + limit,
-        }
-
-    def _around(self, found: list[dict[str, Any]], batch: pa.RecordBatch, search: str) -> list[dict[str, Any]]:
-        """Previews that begin shortly before the hit."""
-        whole = dict(zip(zip(*(batch.column(c).to_pylist() for c in KEYS)), range(batch.num_rows)))
-        for r in found:
-            text = batch.column("completion")[whole[key_of(r)]].as_py()
-            hit = re.search(re.escape(search), text, re.IGNORECASE)
-            start = max(0, hit.start() - 60) if hit else 0
-            r["c"] = ("…" if start else "") + text[start : start + PREVIEW]
-        return found
+        more, total = len(rows) > offset + limit, len(rows) if problem else None
+        return {"rows": rows[offset : offset + limit], "total": total, "more": more}
 
     def sample(self, key: Key, start: int) -> dict[str, Any]:
         """One completion, ``SLICE`` characters of it from ``start`` on, with its trace where there is one."""
@@ -123,8 +103,7 @@ class Shelf:
             batch = batch.filter(same)
             if batch.num_rows:
                 text = batch.column("completion")[0].as_py()
-                record = records(batch, 1)[0] | {"c": text[start : start + SLICE]}
-                record.pop("cut", None)
+                record = records(batch, WHOLE)[0] | {"c": text[start : start + SLICE]}
                 record["A"] = self.advantage(record)
                 if len(text) > start + SLICE:
                     record["cut"] = len(text)
@@ -160,9 +139,8 @@ class Handler(BaseHTTPRequestHandler):
         except (BrokenPipeError, ConnectionResetError):
             pass  # the reader has gone
         except Exception as e:
-            self._reply(
-                HTTPStatus.INTERNAL_SERVER_ERROR, "application/json", json.dumps({"error": f"{type(e).__name__}: {e}"})
-            )
+            error = json.dumps({"error": f"{type(e).__name__}: {e}"})
+            self._reply(HTTPStatus.INTERNAL_SERVER_ERROR, "application/json", error)
 
     do_HEAD = do_GET
 
@@ -221,19 +199,14 @@ class Explorer(ThreadingHTTPServer):
         version = state_of(self.folders)
         if version == self.version:
             return
-        found = find_runs(self.folders, self.base)
-        data = page_data(found, resamples=self.resamples)
-        shelves = {run.name: Shelf(run, found.trains) for run in found.evals}
-        traces = [
-            {
-                "count": len(s.traces.groups),
-                "with": s.traces.settings,
-                "first": next(iter(s.traces.groups), ())[:2] or None,
-            }
-            for s in shelves.values()
-        ]
+        runs = find_runs(self.folders, self.base)
+        data = page_data(runs, resamples=self.resamples)
+        shelves = {run.name: Shelf(run, runs.trains) for run in runs.evals}
+        own = [shelf.traces for shelf in shelves.values()]
+        firsts = [next(iter(t.places), ())[:2] or None for t in own]  # (task, problem)
+        traces = [{"count": len(t.places), "with": t.settings, "first": first} for t, first in zip(own, firsts)]
         if self.out is not None:
-            write_page(self.out, found, data)
+            write_page(self.out, runs, data)
         live = data | {"live": version, "traces": finite(traces)}
         self.page, self.shelves, self.version = html(live, [], "SAGE report", connect="'self'"), shelves, version
 
@@ -244,16 +217,15 @@ class Explorer(ThreadingHTTPServer):
     def list_samples(self, q: dict[str, str]) -> tuple[str, str]:
         if (verdict := q.get("verdict", "")) not in ("", "right", "wrong"):
             raise _Refused(HTTPStatus.BAD_REQUEST, f"verdict={verdict!r} must be right, wrong or empty")
-        limit = min(MOST_ROWS, max(1, _whole(q, "limit", 50)))
-        found = self._shelf(q).find(
-            q.get("task", ""), q.get("problem", ""), verdict, q.get("search", ""), max(0, _whole(q, "offset", 0)), limit
-        )
-        return "application/json", json.dumps(finite(found), ensure_ascii=False)
+        limit, offset = min(MOST_ROWS, max(1, _whole(q, "limit", 50))), max(0, _whole(q, "offset", 0))
+        task, problem, search = (q.get(name, "") for name in ("task", "problem", "search"))
+        rows = self._shelf(q).find(task, problem, verdict, search, offset, limit)
+        return "application/json", json.dumps(finite(rows), ensure_ascii=False)
 
     def one_sample(self, q: dict[str, str]) -> tuple[str, str]:
         key = (q.get("task", ""), q.get("problem", ""), _whole(q, "seed"), _whole(q, "index"))
-        found = self._shelf(q).sample(key, max(0, _whole(q, "from", 0)))
-        return "application/json", json.dumps(finite(found), ensure_ascii=False)
+        sample = self._shelf(q).sample(key, max(0, _whole(q, "from", 0)))
+        return "application/json", json.dumps(finite(sample), ensure_ascii=False)
 
     def _shelf(self, q: dict[str, str]) -> Shelf:
         """By name: a number would mean another run as soon as one is added."""
@@ -295,15 +267,14 @@ def explore(
                 webbrowser.open(server.address)
             while True:
                 time.sleep(max(every, took))  # a page that is slow to make leaves half of the core to others
-                start = time.monotonic()
+                start, before, wrong = time.monotonic(), wrong, ""
                 try:
                     server.look()
-                    why = ""
                 except Exception as e:  # a file half written, a folder that was removed: the next look may do
-                    why = f"not read again: {e if isinstance(e, UserError) else f'{type(e).__name__}: {e}'}"
-                if why and why != wrong:
-                    say(why)
-                wrong, took = why, time.monotonic() - start
+                    wrong = f"not read again: {e if isinstance(e, UserError) else f'{type(e).__name__}: {e}'}"
+                if wrong and wrong != before:
+                    say(wrong)
+                took = time.monotonic() - start
         except KeyboardInterrupt:
             say(f"ended; the page is {Path(out).resolve()}" if out is not None else "ended.")
         finally:

@@ -19,32 +19,17 @@ from rich.console import Console
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.models import write_whole
-from sage_rlvr.report.completions import choose, in_reading_order
+from sage_rlvr.report.completions import choose
 from sage_rlvr.report.data import finite, page_data, tokens_data
-from sage_rlvr.report.find import Found, find_runs
+from sage_rlvr.report.find import FoundRuns, find_runs
 from sage_rlvr.stats.intervals import RESAMPLES
 
 LIMIT = 4_800_000  # bytes of the page: it opens at once, and can be mailed
 LEAST = 1_500_000  # bytes for completions, also where the rest is large
 SCRIPTS = (
-    "parts.js",
-    "charts.js",
-    "plane.js",
-    "first.js",
-    "overview.js",
-    "results.js",
-    "curves.js",
-    "support.js",
-    "sources.js",
-    "tex.js",
-    "measures.js",
-    "tokens.js",
-    "beside.js",
-    "explorer.js",
-    "drawer.js",
-    "follow.js",
-    "start.js",
-)
+    "parts.js", "charts.js", "plane.js", "first.js", "overview.js", "results.js", "curves.js", "support.js", "sources.js",
+    "tex.js", "measures.js", "tokens.js", "beside.js", "explorer.js", "drawer.js", "follow.js", "start.js",
+)  # fmt: skip
 STYLES = ("page.css", "first.css", "explorer.css", "drawer.css")
 # < and > could end the element, & could begin an entity in XHTML, the line separators end a line in old JavaScript
 ESCAPES = {c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
@@ -59,35 +44,34 @@ def build_report(
     resamples: int = RESAMPLES,
     title: str = "SAGE report",
     show: bool = False,
-    console: Console | None = None,
     only_tokens: bool = False,
 ) -> Path:
     """Finds the runs under ``folders`` and writes the page; ``show`` opens it in the browser. ``only_tokens``: the token
     explorer alone, without a score."""
-    with (console or Console(stderr=True)).status("reading the runs") as line:
-        found = find_runs(folders, base)
-        data = tokens_data(found) if only_tokens else page_data(found, level, resamples, tell=line.update)
+    with Console(stderr=True).status("reading the runs") as line:
+        runs = find_runs(folders, base)
+        data = tokens_data(runs) if only_tokens else page_data(runs, level, resamples, tell=line.update)
         line.update("choosing completions")
-        path = write_page(out, found, data, title, limit)
+        path = write_page(out, runs, data, title, limit)
     if show:
         webbrowser.open(path.resolve().as_uri())
     return path
 
 
 def write_page(
-    out: str | Path, found: Found, data: dict[str, Any], title: str = "SAGE report", limit: int | None = None
+    out: str | Path, runs: FoundRuns, data: dict[str, Any], title: str = "SAGE report", limit: int | None = None
 ) -> Path:
     """The one file, with as many completions as fit; who reads it meanwhile sees the old page or the new one, whole."""
-    fixed = len(html(data, [], "").encode()) + 4096 * len(found.evals)
+    fixed = len(html(data, [], "").encode()) + 4096 * len(runs.evals)
     room = max(LIMIT - fixed, LEAST) if limit is None else limit - fixed
-    chunks = choose(found.evals, data["tasks"], room, found.trains)
+    chunks = choose(runs.evals, data["tasks"], room, runs.trains)
     more: dict[str, Any] = {
-        "completions": [c.said() for c in chunks],
-        "traces": [{"count": c.traced, "with": finite(c.traced_with)} for c in chunks],
+        "completions": [c.counts() for c in chunks],
+        "traces": [{"count": len(c.traces.places), "with": finite(c.traces.settings)} for c in chunks],
     }
     if data.get("only_tokens"):  # the rates have chosen the completions; the page says no share of right ones
         more["tasks"] = {name: {k: v for k, v in task.items() if k != "rate"} for name, task in data["tasks"].items()}
-    samples = [finite(list(in_reading_order(c))) for c in chunks]  # a stored log-prob may be nan
+    samples = [finite(c.samples) for c in chunks]  # a stored log-prob may be nan
     path = Path(out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.compare import AVERAGE
@@ -19,7 +18,7 @@ from sage_rlvr.files import read_json
 from sage_rlvr.report.find import EvalRun, TrainRun
 from sage_rlvr.stats import estimates
 from sage_rlvr.stats.counts import TaskCounts, shared
-from sage_rlvr.stats.intervals import FEWEST, Estimate, Interval, crossed
+from sage_rlvr.stats.intervals import FEWEST, Estimate, crossed
 
 SEEDED = re.compile(r"(.+)-s(\d+)")
 CHECKPOINT = re.compile(r"eval-\d+")  # an evaluation of earlier weights: a point of a path, not a variant
@@ -45,40 +44,30 @@ class Variant:
 def standing(evals: Sequence[EvalRun], trains: Sequence[TrainRun], level: float = 0.95) -> dict[str, Any] | None:
     """What the first screen shows; None where no complete evaluation shares a problem with the first."""
     variants = variants_of(evals, trains)
-    runs = [evals[i] for v in variants for i in v.runs]
-    tasks = [t for t in (runs[0].counts.tasks if runs else {}) if all(t in r.counts.tasks for r in runs)]
-    groups: dict[str, list[list[TaskCounts]]] = {}
-    top = min((r.counts.tasks[t].n for r in runs for t in tasks), default=0)
+    runs = [evals[i].counts for v in variants for i in v.runs]
+    tasks = [t for t in (runs[0].tasks if runs else {}) if all(t in r.tasks for r in runs)]
+    top = min((r.tasks[t].n for r in runs for t in tasks), default=0)
+    counts: dict[str, list[list[TaskCounts]]] = {}  # task → by variant, its runs on the problems that all have
     for task in tasks:
-        found, _ = shared([r.counts for r in runs], task, top)
-        if found[0].problems:
-            groups[task] = _split(found, variants)
-    if not groups:
+        cut, _ = shared(runs, task, top)
+        rest = iter(cut)
+        if cut[0].problems:
+            counts[task] = [[next(rest) for _ in v.runs] for v in variants]
+    if not counts:
         return None
-    if len(groups) > 1:
-        groups = {AVERAGE: [], **groups}
     grpo = grpo_of(variants)
     first = variants[0].name
     references = {"base" if Path(first).name == "base" else first: 0} | ({"GRPO": grpo} if grpo else {})
-    shown = {
-        name: _group(
-            [by for t, by in groups.items() if t != AVERAGE and name in (t, AVERAGE)], variants, references, level
-        )
-        for name in groups
-    }
-    flags = [health(v, trains, len(evals)) for v in variants]
-    for group in shown.values():
-        for row, own in zip(group["rows"], flags):
-            row["flags"] = own + (
-                ["truncated"] if (row["truncated"] or 0) >= TRUNCATED and "truncated" not in own else []
-            )
+    of_group = ({AVERAGE: list(counts.values())} if len(counts) > 1 else {}) | {t: [by] for t, by in counts.items()}
+    groups = {name: _group(by, references, level) for name, by in of_group.items()}
+    for group in groups.values():
+        for v, row in zip(variants, group["rows"]):
+            own = [unhealthy(trains[t - len(evals)].log, trains[t - len(evals)].settings) for t in v.trains]
+            cut_off = ["truncated"] if (row["truncated"] or 0) >= TRUNCATED else []
+            row["flags"] = list(dict.fromkeys([*(flag for flags in own for flag in flags), *cut_off]))
         group["verdict"] = {ref: verdict([v.name for v in variants], ref, at, group) for ref, at in references.items()}
-    return {
-        "variants": [{"name": v.name, "words": v.words, "runs": v.runs, "seeds": len(v.runs)} for v in variants],
-        "references": references,
-        "fewest": FEWEST,
-        "groups": shown,
-    }
+    about = [{"name": v.name, "words": v.words, "runs": v.runs, "seeds": len(v.runs)} for v in variants]
+    return {"variants": about, "references": references, "fewest": FEWEST, "groups": groups}
 
 
 # ---- variants ------------------------------------------------------------------------------------------------------
@@ -93,13 +82,10 @@ def variants_of(evals: Sequence[EvalRun], trains: Sequence[TrainRun]) -> list[Va
         label = own_name(run.name)
         seeded = SEEDED.fullmatch(label)
         name = seeded[1] if seeded else label
-        train = next((t for t, x in enumerate(trains) if own_name(x.name) == label), None)
-        variant = out.setdefault(
-            name, Variant(name, [], [], trains[train].record.get("settings", {}) if train is not None else {})
-        )
+        mine = [t for t, x in enumerate(trains) if own_name(x.name) == label][:1]
+        variant = out.setdefault(name, Variant(name, [], [], trains[mine[0]].settings if mine else {}))
         variant.runs.append(i)
-        if train is not None:
-            variant.trains.append(len(evals) + train)
+        variant.trains.extend(len(evals) + t for t in mine)
     order = study_order(evals)
     names = list(out)
     names[1:] = sorted(names[1:], key=lambda name: order.get(Path(name).name, len(order)))
@@ -152,62 +138,37 @@ def anchor_words(settings: dict[str, Any]) -> str:
 # ---- numbers -------------------------------------------------------------------------------------------------------
 
 
-def _split(found: Sequence[TaskCounts], variants: Sequence[Variant]) -> list[list[TaskCounts]]:
-    """One list per variant, of its runs."""
-    rest = iter(found)
-    return [[next(rest) for _ in v.runs] for v in variants]
-
-
-def _group(
-    tasks: list[list[list[TaskCounts]]], variants: Sequence[Variant], references: dict[str, int], level: float
-) -> dict[str, Any]:
+def _group(tasks: list[list[list[TaskCounts]]], references: dict[str, int], level: float) -> dict[str, Any]:
     """One task, or the mean of several. ``tasks``: by task, by variant, its runs on the shared problems."""
-    top = min(run.n for by in tasks for own in by for run in own)
+    top, count, share = min(run.n for by in tasks for own in by for run in own), len(tasks[0]), 1 / len(tasks)
     ks = (1, top) if top > 1 else (1,)
     tables = [[np.stack([estimates.pass_table(r, list(ks)) for r in own]) for own in by] for by in tasks]  # (S, P, K)
+
+    def mean(j: int, v: int, *minus: int) -> Estimate:
+        """At the j-th k: a variant's mean over tasks, or its difference from another variant."""
+        return crossed(*([by[v][:, :, j] * share, *(by[m][:, :, j] * -share for m in minus)] for by in tables))
+
+    def strict(at: int) -> float:
+        """The level of each interval so that all comparisons with one reference hold together (Bonferroni)."""
+        return 1 - (1 - level) / max(1, count - 1 - (at > 0))
+
     rows = []
-    for v in range(len(variants)):
-        own = {k: _crossed(tables, v, None, j) for j, k in enumerate(ks)}
-        minus = {
-            name: {k: _crossed(tables, v, at, j) for j, k in enumerate(ks)}
-            for name, at in references.items()
-            if at != v
-        }
+    for v in range(count):
+        others = {name: at for name, at in references.items() if at != v}
+        minus = {name: {k: mean(j, v, at) for j, k in enumerate(ks)} for name, at in others.items()}
         runs = [by[v] for by in tasks]
-        rows.append(
-            {
-                "pass": {k: list(x.interval(level, within=(0, 1))) for k, x in own.items()},
-                "ticks": {
-                    k: np.mean([t[v][:, :, j].mean(1) for t in tables], axis=0).tolist() for j, k in enumerate(ks)
-                },
-                "minus": {name: {k: list(x.interval(level)) for k, x in by.items()} for name, by in minus.items()},
-                "judged": {
-                    name: {k: list(x.interval(_strict(level, len(variants), references[name]))) for k, x in by.items()}
-                    for name, by in minus.items()
-                },
-                **_support([by[0] for by in tasks], runs),
-                "distinct": _distinct(runs),
-                "truncated": _truncated(runs),
-            }
-        )
+        row = {
+            "pass": {k: list(mean(j, v).interval(level, within=(0, 1))) for j, k in enumerate(ks)},
+            "ticks": {k: np.mean([t[v][:, :, j].mean(1) for t in tables], axis=0).tolist() for j, k in enumerate(ks)},
+            "minus": {name: {k: list(x.interval(level)) for k, x in by.items()} for name, by in minus.items()},
+            "judged": {
+                name: {k: list(x.interval(strict(others[name]))) for k, x in by.items()} for name, by in minus.items()
+            },
+        }
+        support = _support([by[0] for by in tasks], runs)
+        rows.append(row | support | {"distinct": _distinct(runs), "truncated": _truncated(runs)})
     problems = sum(by[0][0].state.shape[0] for by in tasks)
     return {"k": top, "problems": problems, "n": top, "rows": rows}
-
-
-def _strict(level: float, variants: int, at: int) -> float:
-    """The level of each interval so that all comparisons with one reference hold together (Bonferroni)."""
-    return 1 - (1 - level) / max(1, variants - 1 - (at > 0))
-
-
-def _crossed(tables: list[list[NDArray[np.float64]]], variant: int, minus: int | None, j: int) -> Estimate:
-    """A variant's mean over tasks, or its difference from another variant."""
-    share = 1 / len(tables)
-    return crossed(
-        *(
-            [by[variant][:, :, j] * share] + ([by[minus][:, :, j] * -share] if minus is not None else [])
-            for by in tables
-        )
-    )
 
 
 def _support(base: list[list[TaskCounts]], runs: list[list[TaskCounts]]) -> dict[str, float]:
@@ -242,12 +203,8 @@ def verdict(names: Sequence[str], ref: str, at: int, group: dict[str, Any]) -> l
     k, rows = group["k"], group["rows"]
     others = [i for i in range(len(names)) if i not in (0, at)]
     if not others and (at == 0 or len(names) == 1):
-        own = rows[0]["pass"]
-        return [
-            f"{names[0]}: pass@1 {_plain(own[1])}"
-            + (f", pass@{k} {_plain(own[k])}" if k > 1 else "")
-            + ". There is nothing to compare it with."
-        ]
+        own = ", ".join(f"pass@{x} {_numbers(rows[0]['pass'][x])}" for x in dict.fromkeys((1, k)))
+        return [f"{names[0]}: {own}. There is nothing to compare it with."]
     if not others:
         return [f"Only {names[at]} was trained: choose “against base”."]
     seeds = min(len(rows[i]["ticks"][1]) for i in ([*others, at] if at else others))
@@ -257,10 +214,10 @@ def verdict(names: Sequence[str], ref: str, at: int, group: dict[str, Any]) -> l
             f"Not judged: {seeds} seed{'s' * (seeds > 1)} per variant, and {FEWEST} are needed.",
             _moves(names, rows, others, ref, "minus", k, f"In these runs, against {what}: "),
         ]
-    better = [i for i in others if all(_judged(rows[i], ref, x).low > 0 for x in {1, k})]
+    better = [i for i in others if all(_side(rows[i]["judged"][ref][x]) > 0 for x in {1, k})]
     if better:
         best = max(better, key=lambda i: rows[i]["minus"][ref][k][0])
-        gains = ", ".join(f"pass@{x} {_signed(rows[best]['minus'][ref][x])}" for x in dict.fromkeys((1, k)))
+        gains = ", ".join(f"pass@{x} {_numbers(rows[best]['minus'][ref][x], '+')}" for x in dict.fromkeys((1, k)))
         also = [names[i] for i in better if i != best]
         more = [f"so {'is' if len(also) == 1 else 'are'} {', '.join(also)}"] if also else []
         broken = [f"{names[i]} ({', '.join(rows[i]['flags'])})" for i in better if rows[i]["flags"]]
@@ -278,54 +235,28 @@ def verdict(names: Sequence[str], ref: str, at: int, group: dict[str, Any]) -> l
 
 def _moves(names: Sequence[str], rows: list[Any], others: list[int], ref: str, which: str, k: int, lead: str) -> str:
     """Which variants' intervals exclude 0, in one sentence. A gain of a run with a health flag is never told without it."""
-    said = []
+    parts = []
     for x in dict.fromkeys((1, k)):
         for word, side in (("higher", 1), ("lower", -1)):
-            moved = [
-                names[i] + " (flagged)" * (side > 0 and bool(rows[i]["flags"]))
-                for i in others
-                if _side(Interval(*rows[i][which][ref][x])) == side
-            ]
+            moved = [i for i in others if _side(rows[i][which][ref][x]) == side]
             if moved:
-                said.append(f"pass@{x} is {word} for {', '.join(moved)}")
-    return f"{lead}{'; '.join(said) or 'no difference is detected'}."
+                told = [names[i] + " (flagged)" * (side > 0 and bool(rows[i]["flags"])) for i in moved]
+                parts.append(f"pass@{x} is {word} for {', '.join(told)}")
+    return f"{lead}{'; '.join(parts) or 'no difference is detected'}."
 
 
-def _judged(row: dict[str, Any], ref: str, k: int) -> Interval:
-    return Interval(*row["judged"][ref][k])
+def _side(interval: Sequence[float]) -> int:
+    """Of (mean, low, high): 1 where it lies above 0, −1 below, else 0."""
+    return 1 if interval[1] > 0 else -1 if interval[2] < 0 else 0
 
 
-def _side(x: Interval) -> int:
-    return 1 if x.low > 0 else -1 if x.high < 0 else 0
-
-
-def _plain(x: Sequence[float]) -> str:
-    mean, low, high = (f"{as_shown(v):.3f}" for v in x)
-    return f"{mean} [{low}, {high}]" if x[1] == x[1] else mean
-
-
-def _signed(x: Sequence[float]) -> str:
-    mean, low, high = (f"{as_shown(v):+.3f}".replace("-", "−") for v in x)
-    return f"{mean} [{low}, {high}]" if x[1] == x[1] else mean
-
-
-def as_shown(x: float) -> float:
-    """The page's numbers have five digits: words that round them again round the same number."""
-    return float(f"{x:.5g}")
+def _numbers(interval: Sequence[float], sign: str = "") -> str:
+    """The page's numbers have five digits, so that the words round what the page rounds."""
+    mean, low, high = (f"{float(f'{x:.5g}'):{sign}.3f}".replace("-", "−") for x in interval)
+    return f"{mean} [{low}, {high}]" if interval[1] == interval[1] else mean
 
 
 # ---- health --------------------------------------------------------------------------------------------------------
-
-
-def health(variant: Variant, trains: Sequence[TrainRun], first: int) -> list[str]:
-    """What is wrong in any of the variant's training logs, by name."""
-    found: list[str] = []
-    for t in variant.trains:
-        run = trains[t - first]
-        for flag in unhealthy(run.log, run.record.get("settings", {})):
-            if flag not in found:
-                found.append(flag)
-    return found
 
 
 def unhealthy(log: Sequence[dict[str, Any]], settings: dict[str, Any]) -> list[str]:

@@ -52,12 +52,14 @@ def distances(seed: int = 0, steps: int = STEPS, progress: Progress | None = Non
             progress.update(bar, completed=step)
 
     ends = dict(zip([a.label for a in arms], world.probs(train(world, arms, theory.BETA, steps=steps, watch=watch))))
+
+    def far(p: Tensor, q: Tensor) -> float:
+        return float(solutions.total_variation(p, q))
+
     return Distances(
-        final={r: {g: float(solutions.total_variation(ends[f"{r}|{g}"], target[g])) for g in log_q} for r in ROWS},
-        moved={g: float(solutions.total_variation(target[g], target["none"])) for g in log_q},
-        inert={
-            r: {g: float(solutions.total_variation(ends[f"{r}|{g}"], ends[f"{r}|none"])) for g in log_q} for r in ROWS
-        },
+        final={r: {g: far(ends[f"{r}|{g}"], target[g]) for g in log_q} for r in ROWS},
+        moved={g: far(target[g], target["none"]) for g in log_q},
+        inert={r: {g: far(ends[f"{r}|{g}"], ends[f"{r}|none"]) for g in log_q} for r in ROWS},
     )
 
 
@@ -97,9 +99,8 @@ def show(out: str, seed: int = 0) -> bool:
     for column in ("holds", "statement", "measured"):
         table.add_column(column)
     for check in results:
-        table.add_row(
-            "[green]yes[/]" if check.holds else "[bold red]NO[/]", escape(check.statement), escape(check.measured)
-        )
+        holds = "[green]yes[/]" if check.holds else "[bold red]NO[/]"
+        table.add_row(holds, escape(check.statement), escape(check.measured))
     console.print(table)
     (folder / "estimators.svg").write_text(figures.distance_figure(d.final), encoding="utf-8")
     record = {"seed": seed, "beta": theory.BETA, "steps": STEPS, "distances": d.final, "guide_moves_target": d.moved}

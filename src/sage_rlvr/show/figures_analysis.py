@@ -1,6 +1,7 @@
-"""One picture an analysis, each with its description in words."""
+"""One picture per analysis, each with its description in words."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,79 +10,76 @@ import numpy as np
 from sage_rlvr.analysis.dynamics import Dynamics, smoothed
 from sage_rlvr.analysis.grid import Grid
 from sage_rlvr.analysis.patterns import TaskPatterns
-from sage_rlvr.analysis.support import TaskSupport
+from sage_rlvr.evaluate.results import SupportTask
 from sage_rlvr.show.style import INK, Figure, legend, line, log_scale, panels, save, whole_steps
 
 HATCH = ("", "//", "..", "xx", "\\\\", "++", "oo", "--")
 
 
-def patterns_figure(found: Mapping[str, Mapping[str, TaskPatterns]], path: Path) -> Figure:
-    """``found[run][task]``: bars a pattern, one a run, a panel a task. A run has its place and its colour in every panel."""
-    tasks = list(dict.fromkeys(t for by in found.values() for t in by))
-    said = []
-    columns = min(2, len(tasks))
-    with panels(columns, -(-len(tasks) // columns), width=4.4) as (figure, axes):
-        for ax in axes.flat[len(tasks) :]:
+@contextmanager
+def panels_for(what: Collection[Any], **how: Any) -> Iterator[tuple[Any, Any]]:
+    """A panel for each, two beside each other; (figure, axes)."""
+    across = min(2, len(what))
+    with panels(across, -(-len(what) // across), **how) as (figure, axes):
+        for ax in axes.flat[len(what) :]:
             ax.set_visible(False)
+        yield figure, axes
+
+
+def patterns_figure(runs: Mapping[str, Mapping[str, TaskPatterns]], path: Path) -> Figure:
+    """``runs[run][task]``: bars per pattern, one per run, a panel per task. A run has its place and colour in every panel."""
+    tasks = list(dict.fromkeys(t for by in runs.values() for t in by))
+    words, wide = [], 0.8 / len(runs)
+    with panels_for(tasks, width=4.4) as (figure, axes):
         for ax, task in zip(axes.flat, tasks):
-            runs = [(i, run, by[task]) for i, (run, by) in enumerate(found.items()) if task in by]
-            names = list(dict.fromkeys(n for *_, t in runs for n in t.frequency))
-            wide = 0.8 / len(found)
-            for i, run, t in runs:
+            here = [(i, run, by[task]) for i, (run, by) in enumerate(runs.items()) if task in by]
+            names = list(dict.fromkeys(n for *_, t in here for n in t.frequency))
+            for i, run, t in here:
                 own = [t.frequency[n] for n in names]
                 y = np.array([f.per_problem for f in own])
                 reach = np.abs(np.array([[f.low, f.high] for f in own]).T - y)
-                at = np.arange(len(names)) + (i - (len(found) - 1) / 2) * wide
-                ink, hatch = INK[i % len(INK)], HATCH[i % len(HATCH)]
-                ax.bar(
-                    at,
-                    y,
-                    wide,
-                    yerr=np.nan_to_num(reach),
-                    color=ink,
-                    alpha=0.75,
-                    hatch=hatch,
-                    edgecolor="white",
-                    label=run,
-                )
-                said.append(f"{task}, {run}: " + ", ".join(f"{n} {v:.3f}" for n, v in zip(names, y)))
+                at = np.arange(len(names)) + (i - (len(runs) - 1) / 2) * wide
+                style = {
+                    "color": INK[i % len(INK)],
+                    "hatch": HATCH[i % len(HATCH)],
+                    "edgecolor": "white",
+                    "alpha": 0.75,
+                }
+                ax.bar(at, y, wide, yerr=np.nan_to_num(reach), label=run, **style)
+                words.append(f"{task}, {run}: " + ", ".join(f"{n} {v:.3f}" for n, v in zip(names, y)))
             ax.set(title=task, ylabel="share of right solutions", ylim=(0, None))
             ax.set_xticks(range(len(names)), names, rotation=15)
         legend(figure, axes)
-        return save(
-            figure, path, "Pattern frequency among right solutions, a mean over problems. " + "; ".join(said) + "."
-        )
+        text = "Pattern frequency among right solutions, a mean over problems. " + "; ".join(words) + "."
+        return save(figure, path, text)
 
 
 def perplexity_figure(values: Mapping[str, np.ndarray], marks: Mapping[str, float], path: Path) -> Figure:
     """Two views of ``values[run]``: densities of log perplexity, and the share above each value (the tail, log scale)."""
     with panels(2, width=4.4) as (figure, axes):
         draw_perplexity(axes[0, 0], values)
+        ax = axes[0, 1]
         for i, (run, x) in enumerate(values.items()):
-            ordered = np.sort(x)
             share = 1 - np.arange(len(x)) / len(x)
-            axes[0, 1].step(ordered, share, where="pre", label=run, **(line(i) | {"marker": ""}))
-        across = axes[0, 1].get_xaxis_transform()
+            ax.step(np.sort(x), share, where="pre", label=run, **(line(i) | {"marker": ""}))
+        style = {"fontsize": 6, "rotation": 90, "va": "top", "ha": "right", "color": "#555555"}
         for i, (name, mark) in enumerate(marks.items()):  # one below the other: they may lie close together
-            axes[0, 1].axvline(mark, color="#999999", lw=0.8, ls=":")
-            below = 0.98 - 0.22 * (i % 4)
-            axes[0, 1].text(
-                mark, below, name, fontsize=6, rotation=90, va="top", ha="right", color="#555555", transform=across
-            )
-        axes[0, 1].set(
-            xscale="log", yscale="log", xlabel="perplexity under the base", ylabel="share of samples at or above"
-        )
-        for axis in (axes[0, 1].xaxis, axes[0, 1].yaxis):
+            ax.axvline(mark, color="#999999", lw=0.8, ls=":")
+            ax.text(mark, 0.98 - 0.22 * (i % 4), name, transform=ax.get_xaxis_transform(), **style)
+        ax.set(xscale="log", yscale="log", xlabel="perplexity under the base", ylabel="share of samples at or above")
+        for axis in (ax.xaxis, ax.yaxis):
             log_scale(axis)
         legend(figure, axes)
-        said = "; ".join(
-            f"{run}: median {np.median(x):.2f}, 95% quantile {np.quantile(x, 0.95):.2f}" for run, x in values.items()
-        )
-        return save(figure, path, f"Perplexity of each run's samples under the base. {said}.")
+        words = "; ".join(f"{run}: {quantile_words(x)}" for run, x in values.items())
+        return save(figure, path, f"Perplexity of each run's samples under the base. {words}.")
+
+
+def quantile_words(x: np.ndarray) -> str:
+    return f"median {np.median(x):.2f}, 95% quantile {np.quantile(x, 0.95):.2f}"
 
 
 def draw_perplexity(ax: Any, values: Mapping[str, np.ndarray]) -> None:
-    """A smoothed histogram a run, over log perplexity."""
+    """A smoothed histogram per run, over log perplexity."""
     logs = [(i, run, np.log(x)) for i, (run, x) in enumerate(values.items()) if len(x)]
     low, high = min(x.min() for *_, x in logs), max(x.max() for *_, x in logs)
     grid = np.linspace(low - 0.1, high + 0.1, 256)
@@ -96,9 +94,9 @@ def draw_perplexity(ax: Any, values: Mapping[str, np.ndarray]) -> None:
     log_scale(ax.xaxis)
 
 
-def support_figure(found: Mapping[str, Mapping[str, TaskSupport]], path: Path) -> Figure:
-    """``found[run][task]``: one stacked bar a run and task; the shares of problems preserved, gained, lost, never solved."""
-    rows = [(run, task, s) for run, by in found.items() for task, s in by.items()]
+def support_figure(runs: Mapping[str, Mapping[str, SupportTask]], path: Path) -> Figure:
+    """``runs[run][task]``: a stacked bar per run and task; the shares of problems preserved, gained, lost, never solved."""
+    rows = [(run, task, s) for run, by in runs.items() for task, s in by.items()]
     kinds = {"P": ("both", INK[0], ""), "E": ("gained", INK[2], "//"), "S": ("lost", INK[1], "xx")}
     kinds["O"] = ("neither", "#d9d9d9", "")
     with panels(1, width=7, height=0.5 + 0.4 * len(rows)) as (figure, axes):
@@ -112,31 +110,31 @@ def support_figure(found: Mapping[str, Mapping[str, TaskSupport]], path: Path) -
         ax.invert_yaxis()
         ax.set(xlabel="share of problems", xlim=(0, 1))
         legend(figure, axes)
-        said = "; ".join(
+        words = "; ".join(
             f"{run} on {task} at k={s.budget}: {len(s.P)} both, {len(s.E)} gained, {len(s.S)} lost, {len(s.O)} neither"
             for run, task, s in rows
         )
-        return save(figure, path, f"Problems solved against the base. {said}.")
+        return save(figure, path, f"Problems solved against the base. {words}.")
 
 
-def dynamics_figure(found: Mapping[str, Dynamics], path: Path) -> Figure:
-    """Reward and held-out pass@1, gradient norm, entropy, KL shaped and plain, q: a panel each, a line a run."""
+def dynamics_figure(runs: Mapping[str, Dynamics], path: Path) -> Figure:
+    """Reward and held-out pass@1, gradient norm, entropy, KL shaped and plain, q: a panel each, a line per run."""
     plots = ("reward", "grad_norm", "entropy", "kl", "kl_ref", "sage/q_mean")
     with panels(2, 3, height=2.6) as (figure, axes):
         for ax, name in zip(axes.flat, plots):
-            for i, (run, d) in enumerate(found.items()):
+            for i, (run, d) in enumerate(runs.items()):
                 if series := d.curves.get(name):
                     draw_series(ax, series, run, i)
             ax.set_title("reward, and held-out pass@1 (markers)" if name == "reward" else name)
             whole_steps(ax.xaxis)
-        for i, (_, d) in enumerate(found.items()):
+        for i, d in enumerate(runs.values()):
             for name, series in d.held_out.items():
                 if name.split("/")[-1] == "pass@1":
                     axes[0, 0].plot(*zip(*series), **(line(i) | {"ls": "", "ms": 4.5, "mfc": "none"}))
         legend(figure, axes)
         ends = [
             f"{run}: " + ", ".join(f"{n} {s[-1][1]:.4g}" for n, s in d.curves.items() if n in plots)
-            for run, d in found.items()
+            for run, d in runs.items()
         ]
         return save(figure, path, "Training curves against steps; at the last step " + "; ".join(ends) + ".")
 
@@ -150,23 +148,22 @@ def draw_series(ax: Any, series: list[tuple[int, float]], label: str, i: int) ->
     ax.plot(*zip(*series), label=label, **style)
 
 
-def grid_figure(found: Grid, path: Path) -> Figure:
+def grid_figure(grid: Grid, path: Path) -> Figure:
     """Two heat maps with their numbers written in: pass@1 and pass@top over τ and ρ."""
-    taus, rhos = sorted({c.threshold for c in found.cells}), sorted({c.ratio for c in found.cells})
+    taus, rhos = sorted({c.threshold for c in grid.cells}), sorted({c.ratio for c in grid.cells})
     with panels(2, width=3.8) as (figure, axes):
         for ax, name in zip(axes.flat, ("pass_1", "pass_top")):
             table = np.full((len(taus), len(rhos)), np.nan)
-            for c in found.cells:
+            for c in grid.cells:
                 table[taus.index(c.threshold), rhos.index(c.ratio)] = getattr(c, name)
             ax.imshow(table, cmap="Greys", aspect="auto", vmin=np.nanmin(table) - 0.1, vmax=np.nanmax(table) + 0.1)
             for (i, j), v in np.ndenumerate(table):
-                shown = "not run" if np.isnan(v) else f"{v:.3f}"
-                ax.text(j, i, shown, ha="center", va="center", bbox={"fc": "white", "ec": "none", "pad": 1.5})
+                text = "not run" if np.isnan(v) else f"{v:.3f}"
+                ax.text(j, i, text, ha="center", va="center", bbox={"fc": "white", "ec": "none", "pad": 1.5})
             ax.grid(visible=False)
             ax.set_xticks(range(len(rhos)), [f"{r:g}" for r in rhos])
             ax.set_yticks(range(len(taus)), [f"{t:g}" for t in taus])
-            ax.set(xlabel="ratio ρ", ylabel="threshold τ", title=f"pass@{1 if name == 'pass_1' else found.top}")
-        said = "; ".join(f"τ={c.threshold:g}, ρ={c.ratio:g}: {c.pass_1:.3f} and {c.pass_top:.3f}" for c in found.cells)
-        return save(
-            figure, path, f"pass@1 and pass@{found.top} on {found.task} over the branch guide's settings. {said}."
-        )
+            ax.set(xlabel="ratio ρ", ylabel="threshold τ", title=f"pass@{1 if name == 'pass_1' else grid.top}")
+        words = "; ".join(f"τ={c.threshold:g}, ρ={c.ratio:g}: {c.pass_1:.3f} and {c.pass_top:.3f}" for c in grid.cells)
+        text = f"pass@1 and pass@{grid.top} on {grid.task} over the branch guide's settings. {words}."
+        return save(figure, path, text)

@@ -115,5 +115,5 @@ def kl_figure(path: Path) -> Figure:
             ax.plot(x[seen], fit, color="#1f4e79", lw=1.8, label=f"fit: mean {mean:.2f}, std {std:.2f}")
             ax.set(title=f"{direction} KL: {text}", xlabel="x")
             ax.legend(frameon=False, fontsize=8)
-        said = "A Gaussian fitted to a mixture of two: under reverse KL it sits on one bump, under forward KL it covers both."
-        return save(figure, path, said)
+        text = "A Gaussian fitted to a mixture of two: under reverse KL it sits on one bump, under forward KL it covers both."
+        return save(figure, path, text)

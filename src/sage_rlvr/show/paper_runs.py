@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sage_rlvr.analysis.dynamics import Dynamics, dynamics
 from sage_rlvr.analysis.records import read_record, training_of
 from sage_rlvr.errors import UserError
 from sage_rlvr.show import paper
@@ -31,27 +32,41 @@ class Runs:
 
     def evaluations(self, folders: Sequence[Path]) -> list[Path]:
         """Those of the folders (or their sub-folders) that hold samples."""
-        found = []
+        out = []
         for folder in folders:
             inside = sorted(p.parent for p in folder.glob("*/store.json")) if folder.is_dir() else []
-            found += [folder] if (folder / "store.json").is_file() else inside
-        return found
+            out += [folder] if (folder / "store.json").is_file() else inside
+        return out
 
     def read(self, folders: Sequence[Path], look: Callable[[Path], Any]) -> list[Any]:
+        """What ``look`` gives for each folder that can be read, where it gives anything."""
         out = []
         for folder in folders:
             try:
                 out.append(look(folder))
             except (UserError, OSError) as e:
                 self.note(str(e) if str(folder) in str(e) else f"{folder}: {e}")
+        return [x for x in out if x is not None]
+
+    def read_evaluations(self, row: str, look: Callable[[Path], Any], what: str = "evaluation") -> list[Any]:
+        folders = self.evaluations(self.rows.get(row, []))
+        return self._or_note(row, self.read(folders, look), what)
+
+    def read_trainings(self, row: str) -> list[Dynamics]:
+        folders = [home for folder in self.rows.get(row, []) if (home := training_of(folder))]
+        return self._or_note(row, self.read(folders, dynamics), "training log")
+
+    def _or_note(self, row: str, out: list[Any], what: str) -> list[Any]:
+        if row in self.rows and not out:
+            self.missing(row, self.rows[row], what)
         return out
 
     def missing(self, row: str, folders: Sequence[Path], what: str) -> None:
         self.note(f"{row}: no {what} in {', '.join(map(str, folders))}")
 
-    def note(self, said: str) -> None:
-        if said not in self.notes:
-            self.notes.append(said)
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
 
 
 def model_name(folder: Path) -> str:

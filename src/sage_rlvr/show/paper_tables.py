@@ -7,24 +7,24 @@ evaluation, a training run, or one that holds both; several folders (training se
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sage_rlvr.analysis.dynamics import THIRDS, dynamics
+from sage_rlvr.analysis.dynamics import THIRDS
 from sage_rlvr.analysis.grid import grid
 from sage_rlvr.analysis.patterns import patterns
-from sage_rlvr.analysis.records import training_of
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate.results import Results, results
+from sage_rlvr.evaluate.results import Estimate, Results, results
 from sage_rlvr.names import near
 from sage_rlvr.show import paper
 from sage_rlvr.show.console_analysis import plain
 from sage_rlvr.show.paper_figures import FIGURES
 from sage_rlvr.show.paper_runs import Folders, Runs, model_name
+from sage_rlvr.show.style import Figure
 from sage_rlvr.show.tables_eval import digits
 
 NOT_RUN = "not run"
@@ -87,129 +87,102 @@ def results_table(number: int, runs: Runs) -> Table:
     title = {1: "main results", 3: "BNPO and DAPO", 4: "R1-Distill", 9: "Minerva"}[number]
     names = [f"{paper.TASKS.get(g, g)} pass@{k}" for g, k in columns]
     table = Table(f"table{number}", f"Table {number}: {title} (the paper's: {paper.MODEL[number]})", names, {})
-    ours = runs.rows
     every = {r for n in paper.TOP for r in paper.results(n)}  # rows of another table stay there
-    for row in [*facts, *(r for r in ours if r not in every)]:
-        folders = runs.evaluations(ours.get(row, []))
-        if row in ours and not folders:
-            runs.missing(row, ours[row], "evaluation")
-        found = runs.read(folders, results)
-        for r in found:
+    for row in [*facts, *(r for r in runs.rows if r not in every)]:
+        ours = runs.read_evaluations(row, results)
+        for r in ours:
             named = runs.read([Path(r.folder)], model_name)
-            table.notes += [f"{row} (ours) is {named[0] if named else 'unknown model'}, {_sizes(r)}", *_gaps(row, r)]
-        table.rows[row] = [_result_cell(found, g, k, facts.get(row, {}).get((g, k))) for g, k in columns]
+            sizes = [f"{name}: {t.problems} problems, {t.n} × {len(t.seeds)} samples" for name, t in r.tasks.items()]
+            table.notes.append(f"{row} (ours) is {named[0] if named else 'unknown model'}, {', '.join(sizes)}")
+            gaps = {name: len(t.incomplete) for name, t in r.tasks.items() if t.incomplete}
+            table.notes += [f"{row} is half finished: {name} lacks {count} cells" for name, count in gaps.items()]
+        table.rows[row] = [_result_cell(ours, g, k, facts.get(row, {}).get((g, k))) for g, k in columns]
     return table
 
 
-def _sizes(r: Results) -> str:
-    return ", ".join(f"{name}: {t.problems} problems, {t.n} × {len(t.seeds)} samples" for name, t in r.tasks.items())
-
-
-def _gaps(row: str, r: Results) -> list[str]:
-    return [
-        f"{row} is half finished: {name} lacks {len(t.incomplete)} cells" for name, t in r.tasks.items() if t.incomplete
-    ]
-
-
-def _result_cell(found: Sequence[Results], group: str, k: int, fact: paper.Value | None) -> Cell:
+def _result_cell(ours: Sequence[Results], group: str, k: int, fact: paper.Value | None) -> Cell:
     """Where a run has fewer than k samples, all of the row are shown at the largest k they share, and the cell says so."""
     cell = Cell(paper=fact.mean if fact else None, paper_std=fact.std if fact else None)
-    picked = []
-    for r in found:
-        if group == paper.AVERAGE:  # of the paper's three tasks, or none
-            at = [t.pass_at for name, t in r.tasks.items() if name in paper.TASKS and t.pass_at]
-            pass_at = r.average.pass_at if r.average and set(r.average.tasks) == set(paper.TASKS) else None
-            if pass_at is None and len(at) == len(paper.TASKS):
-                pass_at = {x: _mean_of([a[x] for a in at]) for x in set.intersection(*(set(a) for a in at))}
-        else:
-            pass_at = r.tasks[group].pass_at if group in r.tasks else None
-        if pass_at:
-            picked.append(pass_at)
-    if not picked:
+    curves = [curve for r in ours if (curve := _average(r) if group == paper.AVERAGE else _curve(r, group))]
+    if not curves:
         return cell
-    own = max(x for x in set.intersection(*map(set, picked)) if x <= k)  # 1 is in all
+    own = max(x for x in set.intersection(*map(set, curves)) if x <= k)  # 1 is in all
     cell.k = own if own != k else None
-    values = [pass_at[own].value for pass_at in picked]
+    values = [curve[own].value for curve in curves]
     cell.ours = float(np.mean(values))
     if len(values) == 1:
-        one = picked[0][own]
+        one = curves[0][own]
         cell.low, cell.high, cell.spread = one.low, one.high, one.seed_std
     else:
         cell.spread = float(np.std(values, ddof=1))
     return cell
 
 
-def _mean_of(estimates: Sequence[Any]) -> Any:
-    from sage_rlvr.evaluate.results import Estimate
+def _curve(r: Results, task: str) -> Mapping[int, Estimate]:
+    return r.tasks[task].pass_at if task in r.tasks else {}
 
-    # no interval: the tasks beside them are not the paper's
-    return Estimate(float(np.mean([e.value for e in estimates])))
+
+def _average(r: Results) -> Mapping[int, Estimate]:
+    """Of the paper's three tasks, or of none; without an interval where the run has other tasks beside them."""
+    if r.average and set(r.average.tasks) == set(paper.TASKS):
+        return r.average.pass_at
+    curves = [_curve(r, task) for task in paper.TASKS]
+    return {
+        k: Estimate(float(np.mean([c[k].value for c in curves]))) for k in set.intersection(*(set(c) for c in curves))
+    }
 
 
 def patterns_table(runs: Runs, first: int = 16) -> Table:
     """Table 2: pattern frequency among right AIME solutions."""
     table = Table("table2", "Table 2: reasoning patterns among right AIME solutions", list(paper.PATTERNS), {})
-    ours = runs.rows
     facts = {row: [v[i] for v in paper.PATTERNS.values()] for i, row in enumerate(paper.PATTERN_ROWS)}
-    for row in [*facts, *(r for r in ours if r not in facts)]:
-        found = runs.read(runs.evaluations(ours.get(row, [])), lambda f: patterns(f, first=first))
-        found = [by for by in found if "aime" in by]
-        if row in ours and not found:
-            runs.missing(row, ours[row], "AIME samples")
+    for row in [*facts, *(r for r in runs.rows if r not in facts)]:
+        ours = runs.read_evaluations(row, lambda f: patterns(f, first=first).get("aime"), "AIME samples")
         cells = []
         for i, name in enumerate(paper.PATTERNS):
             cell = Cell(paper=facts[row][i] if row in facts else None)
-            own = [by["aime"].frequency[name] for by in found]
+            own = [t.frequency[name] for t in ours]
             if own:
                 cell.ours = float(np.mean([f.per_problem for f in own]))
                 cell.low, cell.high = (own[0].low, own[0].high) if len(own) == 1 else (None, None)
             cells.append(cell)
         table.rows[row] = cells
-        table.notes += [
-            f"{row} (ours): {by['aime'].problems} problems, {by['aime'].solutions} right solutions" for by in found
-        ]
+        table.notes += [f"{row} (ours): {t.problems} problems, {t.solutions} right solutions" for t in ours]
     return table
 
 
 def gradient_table(runs: Runs) -> Table:
     """Table 5: gradient norm by thirds of training."""
     table = Table("table5", "Table 5: gradient norm by thirds of training", list(THIRDS), {})
-    ours = runs.rows
-    for row in [*paper.GRADIENT_NORM, *(r for r in ours if r not in paper.GRADIENT_NORM)]:
-        found = runs.read([t for f in ours.get(row, []) if (t := training_of(f))], dynamics)
-        if row in ours and not found:
-            runs.missing(row, ours[row], "training log")
-        cells = []
+    for row in [*paper.GRADIENT_NORM, *(r for r in runs.rows if r not in paper.GRADIENT_NORM)]:
+        ours, fact, cells = runs.read_trainings(row), paper.GRADIENT_NORM.get(row), []
         for i, third in enumerate(THIRDS):
-            fact = paper.GRADIENT_NORM.get(row)
-            means = [d.grad_norm[third].mean for d in found if d.grad_norm[third].mean is not None]
+            means = [mean for d in ours if (mean := d.grad_norm[third].mean) is not None]
             cell = Cell(float(np.mean(means)) if means else None, paper=fact[i] if fact else None)
             cell.spread = float(np.std(means, ddof=1)) if len(means) > 1 else None
             cells.append(cell)
-        if found or row in paper.GRADIENT_NORM:
+        if ours or fact:
             table.rows[row] = cells
-        table.notes += [note for d in found for note in d.notes]
+        table.notes += [note for d in ours for note in d.notes]
     return table
 
 
 def grid_table(runs: Runs) -> Table:
     """Table 6: the τ×ρ grid on AMC23; every run whose guide has a threshold and a ratio."""
-    names = ["pass@1", f"pass@{paper.GRID_TOP}"]
-    table = Table(
-        "table6", f"Table 6: branch guide on AMC23 over τ and ρ (the paper's: {paper.GRID_SEEDS} seeds)", names, {}
-    )
+    title = f"Table 6: branch guide on AMC23 over τ and ρ (the paper's: {paper.GRID_SEEDS} seeds)"
+    table = Table("table6", title, ["pass@1", f"pass@{paper.GRID_TOP}"], {})
     folders = runs.evaluations([f for own in runs.labels.values() for f in own])
-    found = runs.read([Path("grid")], lambda _: grid(folders, paper.GRID_TASK)) if folders else []
-    ours = {(c.threshold, c.ratio): c for g in found for c in g.cells}
-    for place in sorted({*paper.GRID, *ours}):
-        fact, own = paper.GRID.get(place, (None, None)), ours.get(place)
-        one, top = (Cell(paper=x) for x in fact)
-        if own:
-            one.ours, one.spread, top.ours, top.spread = own.pass_1, own.std_1, own.pass_top, own.std_top
-            top.k = found[0].top if found[0].top != paper.GRID_TOP else None
-        table.rows[f"τ = {place[0]:g}, ρ = {place[1]:g}"] = [one, top]
-    for g in found:
+    ours = {}
+    for g in runs.read([Path("grid")], lambda _: grid(folders, paper.GRID_TASK)) if folders else []:  # one, or none
+        ours = {(c.threshold, c.ratio): (c, g.top) for c in g.cells}
         table.notes += [*g.notes, *(f"not in the grid: {why}" for why in g.absent.values())]
+    for place in sorted({*paper.GRID, *ours}):
+        one, top = (Cell(paper=x) for x in paper.GRID.get(place, (None, None)))
+        if place in ours:
+            own, k = ours[place]
+            one.ours, one.spread, top.ours, top.spread = own.pass_1, own.std_1, own.pass_top, own.std_top
+            top.k = k if k != paper.GRID_TOP else None
+        table.rows[f"τ = {place[0]:g}, ρ = {place[1]:g}"] = [one, top]
     return table
 
 
@@ -230,22 +203,26 @@ MARK = f"Rows marked † are the paper's ({paper.SOURCE}; mean ± std over its s
 BRACKETS = "Brackets: 95% bootstrap intervals over problems; ±: standard deviation over runs."
 
 
+def _lines(t: Table) -> Iterator[tuple[str, bool, list[str]]]:
+    """(row, whether it is the paper's, its cells), in the order of reading."""
+    for row, cells in t.rows.items():
+        yield row, False, [c.own_text() for c in cells]
+        if any(c.paper is not None for c in cells):
+            yield row, True, [c.paper_text() for c in cells]
+
+
 def markdown(t: Table) -> str:
     lines = [f"**{t.title}**", "", "| run | " + " | ".join(t.columns) + " |", "|---" * (len(t.columns) + 1) + "|"]
-    for row, cells in t.rows.items():
-        lines.append(f"| {_md(row)} | " + " | ".join(c.own_text() for c in cells) + " |")
-        if any(c.paper is not None for c in cells):
-            lines.append(f"| {_md(row)} † | " + " | ".join(c.paper_text() for c in cells) + " |")
+    for row, papers, cells in _lines(t):
+        lines.append(f"| {_md(row)}{' †' * papers} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", f"{MARK} {BRACKETS}", "", *(f"- {_md(n)}" for n in t.notes)]).rstrip() + "\n"
 
 
 def latex(t: Table) -> str:
     head = ["% needs \\usepackage{booktabs}", rf"\begin{{tabular}}{{l{'c' * len(t.columns)}}}", r"\toprule"]
     lines = [*head, " & ".join(["run", *map(_tex, t.columns)]) + r" \\", r"\midrule"]
-    for row, cells in t.rows.items():
-        lines.append(" & ".join([_tex(row), *(_tex(c.own_text()) for c in cells)]) + r" \\")
-        if any(c.paper is not None for c in cells):
-            lines.append(" & ".join([_tex(row) + r"$^\dagger$", *(_tex(c.paper_text()) for c in cells)]) + r" \\")
+    for row, papers, cells in _lines(t):
+        lines.append(" & ".join([_tex(row) + r"$^\dagger$" * papers, *map(_tex, cells)]) + r" \\")
     notes = [f"% {' '.join(n.split())}" for n in (f"{t.title}. {MARK} {BRACKETS}", *t.notes)]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes]) + "\n"
 
@@ -262,27 +239,19 @@ def _tex(text: str) -> str:
     return "".join(_TEX.get(ch, ch) for ch in text)
 
 
-def make(which: str, runs: Mapping[str, Folders], out: str | Path, **opts: Any) -> Made:
-    """Writes one table (.md, .tex, .json) or figure (.svg, .png, .txt, .json) into ``out``.
-
-    ``opts`` are figure 7's: problems (two ids), and perplexity's data_dir, batch_tokens, dtype, device, limit.
-    """
-    folder, found = Path(out), Runs(runs)
+def make(which: str, runs: Mapping[str, Folders], out: str | Path) -> Made:
+    """Writes one table (.md, .tex, .json) or figure (.svg, .png, .txt, .json) into ``out``."""
+    folder, own = Path(out), Runs(runs)
     if which not in TABLES and which not in FIGURES:
         raise UserError(f"there is no {which!r} in the paper: {near(which, [*TABLES, *FIGURES, 'all'])}.")
-    if opts and which != "figure7":
-        raise UserError(f"{which} has no option {next(iter(opts))!r}; only figure7 takes any.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if which in FIGURES:
-            return _write_figure(which, found, folder, FIGURES[which](found, folder / which, **opts))
-        table = TABLES[which](found)
-        table.notes = list(dict.fromkeys([*table.notes, *found.notes]))
-        texts = {
-            ".md": markdown(table),
-            ".tex": latex(table),
-            ".json": _json({"source": paper.SOURCE, **asdict(table)}),
-        }
+            return _write_figure(which, own, folder, *FIGURES[which](own, folder / which))
+        table = TABLES[which](own)
+        table.notes = list(dict.fromkeys([*table.notes, *own.notes]))
+        record = _json({"source": paper.SOURCE, **asdict(table)})
+        texts = {".md": markdown(table), ".tex": latex(table), ".json": record}
         for suffix, text in texts.items():
             (folder / f"{which}{suffix}").write_text(text, encoding="utf-8")
     except OSError as e:
@@ -290,15 +259,14 @@ def make(which: str, runs: Mapping[str, Folders], out: str | Path, **opts: Any) 
     return Made(which, [folder / f"{which}{s}" for s in texts], table.notes, table=table)
 
 
-def _write_figure(which: str, runs: Runs, folder: Path, drawn: tuple[Any, dict[str, Any]]) -> Made:
-    figure, data = drawn
-    files = list(figure.files) if figure else []
+def _write_figure(which: str, runs: Runs, folder: Path, figure: Figure | None, data: dict[str, Any]) -> Made:
     if not figure:
         runs.note(f"{which}: {NOT_RUN}")
-    said = figure.description if figure else ""
-    record = {"which": which, "source": paper.SOURCE, "description": said, "data": data, "notes": runs.notes}
+        figure = Figure([], "")
+    words = figure.description
+    record = {"which": which, "source": paper.SOURCE, "description": words, "data": data, "notes": runs.notes}
     (folder / f"{which}.json").write_text(_json(record), encoding="utf-8")
-    return Made(which, [*files, folder / f"{which}.json"], runs.notes, said)
+    return Made(which, [*figure.files, folder / f"{which}.json"], runs.notes, words)
 
 
 def _json(record: Any) -> str:
@@ -309,10 +277,12 @@ def parse_runs(given: Sequence[str]) -> dict[str, list[str]]:
     """["base=runs/x", "runs/grpo"] → {"base": ["runs/x"], "grpo": ["runs/grpo"]}; a label given twice has both folders."""
     out: dict[str, list[str]] = {}
     for text in given:
-        label, found, folder = text.partition("=")
-        if found and not (label and folder):
+        label, equals, folder = text.partition("=")
+        if not equals:
+            label, folder = Path(text).resolve().name, text
+        if not (label and folder):
             raise UserError(f"run {text!r} is not of the form label=folder: write branch=runs/branch.")
-        out.setdefault(label if found else Path(text).resolve().name, []).append(folder if found else text)
+        out.setdefault(label, []).append(folder)
     return out
 
 
