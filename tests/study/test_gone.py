@@ -11,6 +11,7 @@ from sage_rlvr import UserError
 from sage_rlvr.study.plan import RECORD, load_study, open_folder, read_folder
 from sage_rlvr.study.records import RUNS, unpack
 from sage_rlvr.train import gone
+from tests.slow import but_few
 
 ROOT = Path(__file__).parents[2]
 SHARE = {"advantage_args": {"share": 0.5}}
@@ -51,7 +52,9 @@ def test_a_study_of_old_settings_is_read_as_it_was_meant():
     }
 
 
-@pytest.mark.parametrize(("name", "families"), [("frontier", ("coverage", "rarity")), ("confirm", ("best",))])
+@pytest.mark.parametrize(
+    ("name", "families"), but_few([("frontier", ("coverage", "rarity")), ("confirm", ("best",))], fast=[0])
+)
 def test_the_committed_records_are_those_of_todays_study(tmp_path, name, families):
     """Records made with the fields that are gone are laid into a folder of today's study: every run's settings are its own."""
     records = ROOT / "results" / "gpu" / name
