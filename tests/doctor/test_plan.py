@@ -219,6 +219,7 @@ def test_tokens_steps_and_disk(place, monkeypatch):
     assert not plan.fixes
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_comes_with_what_helps(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -242,7 +243,7 @@ def test_what_does_not_fit_comes_with_what_helps(tmp_path, monkeypatch):
          "--per_device_train_batch_size 8 --gradient_accumulation_steps 16 --steps_per_generation 16"),
         (16, "--steps-per-generation=1 --num_generations 16",
          "--per_device_train_batch_size 8 --gradient_accumulation_steps 16 --steps_per_generation 2"),
-        (15, "", None),
+        pytest.param(15, "", None, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_a_batch_is_halved_where_that_leaves_as_many_rows(rows, more, halved, tmp_path, monkeypatch):
