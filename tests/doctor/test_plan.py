@@ -348,6 +348,9 @@ def test_page(tmp_path, monkeypatch, capsys):
     assert 15e9 < found["peak_bytes"] < 60e9
 
 
+SHORT = ["--prompt_tokens", "8", "--max_completion_length", "8"]  # what goes token by token is quick
+
+
 @pytest.mark.parametrize(
     ("argv", "way_out"),
     [
@@ -359,7 +362,7 @@ def test_page(tmp_path, monkeypatch, capsys):
         (["--config", "branch", "--gpu", "h200", "--per_device_train_batch_size", "0"], "1 or more"),
         (["--config", "branch", "--gpu", "h200", "--gradient_accumulation_steps", "0"], "1 or more"),
         (["--config", "branch", "--gpu", "h200", "--lora_target_modules", "nope"], "modules they have"),
-        ("--model_name_or_path mamba --gpu h200 --prompt_tokens 8 --max_completion_length 8".split(), "decoder-only"),
+        (["--model_name_or_path", "mamba", "--gpu", "h200", *SHORT], "decoder-only"),
         (["--max_steps", "1"], "give --model a Hub id"),
         (["--model_name_or_path", "./nowhere"], "check the path"),
         (["--model_name_or_path", "someone/unknown-7b"], "go online"),
