@@ -1,7 +1,7 @@
 # Three commands do everything on a fresh machine with Python 3.11+ and make:
 #   make demo       the main job on an embedded default
 #   make test       style, types, floors and the fast tests
-#   make test-all   the same, then the slow tests, and those with verl and vLLM: what CI runs
+#   make test-all   the same with the slow tests, then those with verl and vLLM: what CI runs
 PYTHON ?= python3
 UV ?= $(shell command -v uv 2>/dev/null)  # make UV= installs with pip all the same; uv does not read pip's own settings
 VENV ?= .venv
@@ -20,6 +20,8 @@ else
 new_venv = $(PYTHON) -m venv $(1)
 install = $(1)/bin/pip install -q --no-compile
 endif
+
+COMPILED := $(VENV)/.compiled
 
 .PHONY: test test-all test-slow test-verl test-vllm mutants demo docs reference results lint format clean browser
 
@@ -47,6 +49,11 @@ $(VLLM_STAMP): pyproject.toml constraints/vllm.txt
 	$(call install,$(VLLM_VENV)) --no-deps -e .
 	touch $@
 
+# What the tests import, compiled on the core that mypy leaves free: else each worker of the tests would compile it all.
+$(COMPILED): $(STAMP)
+	HF_HUB_OFFLINE=1 TRL_EXPERIMENTAL_SILENCE=1 $(BIN)/python -c "import tests.preloaded"
+	touch $@
+
 demo: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/sage-rlvr demo
 
@@ -63,15 +70,18 @@ results: $(STAMP)
 
 TESTS := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRL_EXPERIMENTAL_SILENCE=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 12
 
+ONLY_FAST := -m "not slow"
+
 # What each change is checked by. What is slow (real processes with imports of their own, several at once, whole grids) has a
 # faster test of the same here, and runs in test-all.
 test:
-	$(MAKE) -j 2 lint browser
-	$(TESTS) -m "not slow" tests
+	$(MAKE) -j 3 lint browser $(COMPILED)
+	$(TESTS) $(ONLY_FAST) tests
 
-test-all: test
+# The slow ones in the same run: one collection, and what a file's tests share is made once.
+test-all:
+	$(MAKE) test ONLY_FAST=
 	$(MAKE) -j 2 test-vllm test-verl
-	$(MAKE) test-slow
 
 test-slow: $(STAMP)
 	$(TESTS) -m slow tests

@@ -24,6 +24,10 @@ LONG = (
     "tests/report/",
     "tests/evaluate/",
     "tests/docs/",
+    "tests/test_package.py",
+    "tests/tasks/",
+    "tests/examples/",
+    "tests/models/",
 )
 
 

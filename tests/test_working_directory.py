@@ -105,6 +105,7 @@ def test_ranks_and_the_door_by_dash_m_do_not_either(planted):
     assert ran(planted) == []
 
 
+@pytest.mark.slow  # a faster one: tests/test_cli.py
 def test_import_reads_from_there_and_pythonpath_stays(tmp_path):
     (tmp_path / "mine.py").write_text("print('mine was read')")
     here = [sys.executable, "-m", "sage_rlvr.cli"]

@@ -75,7 +75,7 @@ def cached_by(model):
     return sum(t.nbytes for layer in cache.layers for t in tree_leaves(vars(layer)) if isinstance(t, torch.Tensor))
 
 
-@pytest.mark.parametrize("kind", MIXED)
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k == "jamba")) for k in MIXED])
 def test_layers_of_every_kind_are_counted(kind):
     config = small(kind)
     model = really(config)

@@ -219,6 +219,7 @@ def test_tokens_steps_and_disk(place, monkeypatch):
     assert not plan.fixes
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_comes_with_what_helps(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -242,7 +243,7 @@ def test_what_does_not_fit_comes_with_what_helps(tmp_path, monkeypatch):
          "--per_device_train_batch_size 8 --gradient_accumulation_steps 16 --steps_per_generation 16"),
         (16, "--steps-per-generation=1 --num_generations 16",
          "--per_device_train_batch_size 8 --gradient_accumulation_steps 16 --steps_per_generation 2"),
-        (15, "", None),
+        pytest.param(15, "", None, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_a_batch_is_halved_where_that_leaves_as_many_rows(rows, more, halved, tmp_path, monkeypatch):
@@ -347,6 +348,9 @@ def test_page(tmp_path, monkeypatch, capsys):
     assert 15e9 < found["peak_bytes"] < 60e9
 
 
+SHORT = ["--prompt_tokens", "8", "--max_completion_length", "8"]  # what goes token by token is quick
+
+
 @pytest.mark.parametrize(
     ("argv", "way_out"),
     [
@@ -358,7 +362,7 @@ def test_page(tmp_path, monkeypatch, capsys):
         (["--config", "branch", "--gpu", "h200", "--per_device_train_batch_size", "0"], "1 or more"),
         (["--config", "branch", "--gpu", "h200", "--gradient_accumulation_steps", "0"], "1 or more"),
         (["--config", "branch", "--gpu", "h200", "--lora_target_modules", "nope"], "modules they have"),
-        (["--model_name_or_path", "mamba", "--gpu", "h200"], "decoder-only"),
+        (["--model_name_or_path", "mamba", "--gpu", "h200", *SHORT], "decoder-only"),
         (["--max_steps", "1"], "give --model a Hub id"),
         (["--model_name_or_path", "./nowhere"], "check the path"),
         (["--model_name_or_path", "someone/unknown-7b"], "go online"),

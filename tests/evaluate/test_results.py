@@ -358,6 +358,7 @@ print(r.tasks["t"].problems, peak() - before)
 """
 
 
+@pytest.mark.slow
 def test_memory_is_a_few_bytes_a_sample_not_its_text(tmp_path):
     """200,000 samples hold 400 MB of text and 80 MB of token ids; reading them takes a tenth of that."""
     done = subprocess.run(

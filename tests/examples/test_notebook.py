@@ -3,12 +3,14 @@
 import json
 
 import numpy as np
+import pytest
 
 from tests.paths import ROOT
 
 FILE = ROOT / "examples" / "first_steps.ipynb"
 
 
+@pytest.mark.slow  # a training of 40 steps and two evaluations; shorter ones: test_examples.py
 def test_all_cells_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -147,7 +147,7 @@ TRAINER = [
             "TRL's penalty stays on beside ours",
             "with self._trl_beta(self.beta if self.estimator in IN_TRL else 0.0):",
             "with self._trl_beta(self.beta):",
-            "test_other_estimators_are_the_formula[grpo-schedule7-k2]",
+            "test_other_estimators_are_the_formula[grpo-schedule28-k2]",
         ),
     ),
     *within(

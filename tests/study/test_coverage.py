@@ -9,10 +9,12 @@ from sage_rlvr.stats.distance import Run, excesses
 from sage_rlvr.stats.frontier import Point
 from sage_rlvr.stats.intervals import crossed
 from sage_rlvr.stats.matched import matched
+from tests.slow import but_few
 from tests.stats.test_intervals import arms
 
 PROBLEMS, STUDIES = 150, 300
-FEW = [(3, 0.05, True), (3, 0.005, False), (5, 0.05, False), (5, 0.005, True), (10, 0.05, True), (10, 0.005, False)]
+CASES = [(3, 0.05, True), (3, 0.005, False), (5, 0.05, False), (5, 0.005, True), (10, 0.05, True), (10, 0.005, False)]
+FEW = but_few(CASES, fast=[0])
 GRID = [(seeds, sd, binary) for seeds in (3, 5, 10) for sd in (0.005, 0.05) for binary in (False, True)]
 
 

@@ -26,6 +26,7 @@ from tests.study import forking
 from tests.study.small import SMALL
 from tests.study.test_results_pages import SESSIONS
 
+pytestmark = pytest.mark.slow  # a whole study, then every analysis of it
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TASKS = ["countdown-ltr", "countdown-ltr-fresh"]
 ALL = {"base", "grpo-s0", "branch-s0"}

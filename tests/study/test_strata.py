@@ -76,6 +76,7 @@ def test_without_a_shared_range_in_one_stratum_nothing_is_judged():
     assert {p.gain for p in matched(families, "b")} == {None}
 
 
+@pytest.mark.slow
 def test_the_interval_holds_95_times_in_100():
     """Two strata of unlike size. Seeds move pass@n by .02 in both at once, problems differ, true gain .03."""
     rng, studies, strata = np.random.default_rng(1), 300, (np.arange(0, 45), np.arange(45, 60))

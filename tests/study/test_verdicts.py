@@ -5,10 +5,11 @@ import pytest
 
 from sage_rlvr.stats.frontier import Point, frontiers
 from sage_rlvr.stats.matched import pairs
+from tests.slow import but_few
 from tests.stats.test_intervals import PROBLEMS, arms
 
 
-@pytest.mark.parametrize("seeds", [3, 5])
+@pytest.mark.parametrize("seeds", but_few([3, 5], fast=[0]))
 def test_better_on_both_is_wrong_once_in_twenty_families_at_most(seeds):
     """Six settings, all of them better in pass@1 and equal in pass@n, binary with a seed sd of .04, where the bootstrap called
     one of them better on both in 12 to 24% of families. By the one side it is 2.5%."""
@@ -31,8 +32,8 @@ def test_two_seeds_are_never_better():
     assert not pair.better_on_both
 
 
-@pytest.mark.parametrize(("own", "theirs"), [(6, 6), (12, 4)])
-@pytest.mark.parametrize("seeds", [3, 5])
+@pytest.mark.parametrize(("own", "theirs"), but_few([(6, 6), (12, 4)], fast=[1]))
+@pytest.mark.parametrize("seeds", but_few([3, 5], fast=[0]))
 def test_more_arms_on_the_same_line_gain_nothing(own, theirs, seeds):
     """Both families on one line, true gain 0. A line through the best of twelve arms called 11% of such studies a gain."""
     rng, studies, held, gained = np.random.default_rng([own, seeds]), 200, 0, 0

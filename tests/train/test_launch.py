@@ -22,6 +22,7 @@ from sage_rlvr.launch.recipes import shelf
 from sage_rlvr.names import shown_flags
 from sage_rlvr.runs.checkpoint import last_complete, load_state
 from tests.paths import python_path
+from tests.slow import but_few
 
 from . import tiny
 
@@ -180,7 +181,7 @@ def gone(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-@pytest.mark.parametrize("how", ["sleep", "deaf"])
+@pytest.mark.parametrize("how", but_few(["sleep", "deaf"], fast=[1]))
 def test_ctrl_c_ends_every_process(tmp_path, how):
     """Those that do not listen too, at the second."""
     call = f"launch([{how!r}, {str(tmp_path)!r}], 'cpu', 2, 'tests.train.run_exit')"

@@ -13,6 +13,7 @@ from sage_rlvr.launch.recipes import load_recipe, recipes_by_kind
 from sage_rlvr.launch.run import RunArguments
 from sage_rlvr.study.plan import load_study
 from sage_rlvr.train.config import SAGEConfig
+from tests.slow import but_few
 
 ROOT = Path(__file__).parents[2]
 NAMES = recipes_by_kind()["run"]
@@ -48,7 +49,7 @@ def test_the_settings_are_those_that_were_measured_and_all_are_read(name, tmp_pa
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", but_few(NAMES, fast=[0, 7]))
 def test_it_fits_its_card_and_its_head_says_plans_number(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -3,6 +3,7 @@
 import pytest
 
 from sage_rlvr.models import scratch_model
+from tests.slow import but_few
 from tests.train import tiny
 
 CUT = 40
@@ -10,7 +11,10 @@ CUT = 40
 
 @pytest.mark.parametrize(
     ("options", "pays"),
-    [({"guide_center": "none"}, True), ({"guide_center": "batch"}, False), ({"anchor_estimator": "k3"}, False)],
+    but_few(
+        [({"guide_center": "none"}, True), ({"guide_center": "batch"}, False), ({"anchor_estimator": "k3"}, False)],
+        fast=[0],
+    ),
 )
 def test_exact_credit_pays_for_length_unless_it_is_centred(options, pays, tmp_path, capsys):
     """Nothing is ever right. A model that knows nothing ends with chance h at every token and is uncertain at all of them: q is

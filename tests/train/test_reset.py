@@ -16,6 +16,7 @@ from sage_rlvr.runs.checkpoint import last_complete, load_state
 from sage_rlvr.train import SAGEConfig, SAGETrainer
 from sage_rlvr.train.reset import METRIC, reference_file
 
+from ..slow import but_few
 from . import tiny
 
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "up_proj"]}
@@ -163,7 +164,7 @@ def test_the_policy_is_itself_again_where_the_reference_pass_fails(folder, adapt
 SAVES = {"save_strategy": "steps", "save_steps": 1}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", but_few(WAYS, fast=[0]))
 def test_going_on_across_a_reset_is_the_run_in_one_piece(way, folder, adapter, tmp_path):
     """From before, at and after a reset: weights, optimizer, reference and what is logged, bit for bit."""
     options = {"anchor_reset": 2, "max_steps": 5, **SAVES}

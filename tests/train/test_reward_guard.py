@@ -17,6 +17,7 @@ from sage_rlvr.tasks import expressions, task_reward
 from sage_rlvr.train import SAGEConfig, reward_guard
 
 from .. import forked
+from ..slow import but_few
 from . import run_reward, tiny
 
 FOREVER = 10_000  # seconds: longer than any test may take
@@ -88,7 +89,10 @@ def steps(trainer):
 
 @pytest.mark.parametrize(
     ("at", "options"),
-    [(3, {}), (2, {"logging_steps": 2}), (6, {"dynamic_sampling": 2}), (3, {"gradient_accumulation_steps": 2})],
+    but_few(
+        [(3, {}), (2, {"logging_steps": 2}), (6, {"dynamic_sampling": 2}), (3, {"gradient_accumulation_steps": 2})],
+        fast=[0],
+    ),
 )
 def test_a_reward_that_raises_costs_nothing_but_its_step(folder, tmp_path, at, options):
     """Sampled, not given: the step that was cut short has drawn random numbers, and the resumed run must not know."""

@@ -187,6 +187,7 @@ print(sum(a != b for a, b in zip(before, read())))
 
 
 @needs_data
+@pytest.mark.slow
 def test_the_judges_short_cuts_change_no_parse():
     sample = random.Random(1).sample([g for g in dict.fromkeys(golds("math_train.jsonl.gz")) if not g.isdigit()], 300)
     sample += (

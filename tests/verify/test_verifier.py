@@ -15,6 +15,7 @@ from processes import DEADLY, children, environment, eventually, gone, state, te
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.verify import Verifier
+from tests.slow import but_few
 
 
 def boxed(answers):
@@ -209,10 +210,10 @@ def start(*words):
     return process, [int(pid) for pid in process.stdout.readline().split()]
 
 
-@pytest.mark.parametrize("words", [("wait",), ("hang", "wait"), ("fork", "wait"), ("fork", "hang", "wait")])
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("words", but_few(["wait", "hang wait", "fork wait", "fork hang wait"], fast=[0, 3]))
+@pytest.mark.parametrize("sign", but_few([signal.SIGKILL, signal.SIGTERM], fast=[0]))
 def test_workers_end_when_their_owner_is_killed(words, sign):
-    process, pids = start(*words)
+    process, pids = start(*words.split())
     try:
         assert len(pids) >= 2
         process.send_signal(sign)
