@@ -44,10 +44,9 @@ KEPT = 3  # the stratum in which something must be lost: 9 to 25 right of 256
 LEAST = 40  # test problems in each of the first four strata
 QUICK: dict[str, dict[str, Any]] = {
     "demonstrations": {"after": 0},
-    "sft": {"use_cpu": True, "tf32": None, "per_device_train_batch_size": 32},
+    "sft": {"use_cpu": True, "per_device_train_batch_size": 32},
     "train": {
         "use_cpu": True,
-        "tf32": None,
         "max_steps": 4,
         "per_device_train_batch_size": 32,
         "num_generations": 8,

@@ -36,6 +36,7 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "TRL_EXPERIMENTAL_SILENCE": "1",
     "PYTHONUNBUFFERED": "1",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1",  # float32 products on tensor cores: small models are trained in float32
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",  # the allocator's gaps, times the runs that share the card
 }
 
