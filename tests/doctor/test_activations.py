@@ -105,6 +105,7 @@ def test_few_layers_tell_what_all_of_them_do(kind, monkeypatch):
     assert few.saved + few.backward == pytest.approx(every.saved + every.backward, rel=0.1)
 
 
+@pytest.mark.slow
 def test_what_goes_token_by_token_is_not_waited_for():
     measure_pass(small("qwen3_next"), 1, 512, torch.float32)  # in chunks
     with pytest.raises(TypeError, match="token by token"):

@@ -295,6 +295,7 @@ def simulations():
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("j", range(len(KS)))
 @pytest.mark.parametrize("group", [0, 1, 2])
 def test_intervals_cover_the_population_mean_at_the_stated_level(simulations, j, group):

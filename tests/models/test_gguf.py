@@ -192,6 +192,7 @@ gguf_folder(sys.argv[1], "float32")
 """
 
 
+@pytest.mark.slow
 def test_an_interrupted_conversion_is_never_used(tmp_path, home):
     file = tmp_path / "m.gguf"
     want = _lfm2(file)

@@ -361,6 +361,7 @@ def test_a_status_that_makes_no_sense_is_begun_again(tmp_path, text):
     assert status_of(tmp_path, "grpo-s0")["state"] in ("waiting", "interrupted")
 
 
+@pytest.mark.slow
 def test_a_second_study_in_the_same_folder_is_refused_and_nothing_is_trained_twice(tmp_path):
     """Two commands at the same time: one runs, the other says who does."""
     file, out = tmp_path / "small.yaml", tmp_path / "out"

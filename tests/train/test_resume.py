@@ -98,7 +98,7 @@ CASES = {
 }  # fmt: skip
 
 
-QUICK = {"aligned", "inside the rollout buffer", "kept answers", "a head that learns"}
+QUICK = {"inside the rollout buffer", "kept answers", "a head that learns"}
 
 
 @pytest.mark.parametrize("case", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in CASES])

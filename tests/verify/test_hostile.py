@@ -133,7 +133,7 @@ def completions():
     )
 
 
-@pytest.mark.parametrize(("max_answer_chars", "every"), but_few([(2_000, 8), (2_000, 1), (2_000_000, 1)], fast=[0]))
+@pytest.mark.parametrize(("max_answer_chars", "every"), but_few([(2_000, 24), (2_000, 1), (2_000_000, 1)], fast=[0]))
 def test_hostile_completions(max_answer_chars, every, tmp_path, monkeypatch):
     """With the usual limit on an answer's length, and with hardly any, so that the workers get the worst of it."""
     monkeypatch.chdir(tmp_path)
