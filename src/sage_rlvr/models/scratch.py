@@ -9,16 +9,18 @@ SPECIAL = ("<pad>", "<eos>", "<unk>")
 
 
 def character_tokenizer(characters: str) -> Any:
-    """One token per character; anything else is <unk>. No BOS, pads on the left."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    """One token per character; what is not among them has none. No BOS, pads on the left.
 
-    vocabulary = {token: i for i, token in enumerate([*SPECIAL, *dict.fromkeys(characters)])}
-    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    It is Qwen2's own class, whose rules are byte-level and spell a space Ġ: AutoTokenizer reads the folder of a Qwen2 by those
+    rules, whatever class its files name, and a space that is spelled as a space would then be lost.
+    """
+    from transformers import Qwen2Tokenizer
+
+    tokens = [*SPECIAL, *(c.replace(" ", "Ġ") for c in dict.fromkeys(characters))]
     pad, eos, unk = SPECIAL
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token=pad, eos_token=eos, unk_token=unk, padding_side="left"
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    return Qwen2Tokenizer(
+        vocab=vocabulary, merges=[], pad_token=pad, eos_token=eos, unk_token=unk, padding_side="left"
     )
 
 

@@ -31,6 +31,7 @@ TEST_SHARE = 0.2  # of all problems
 COUNTDOWN, LTR = "countdown", "countdown-ltr"
 THREE, FAR, FRESH = "countdown-ltr-3", "countdown-ltr-far", "countdown-ltr-fresh"
 HARD, HARD_FAR, HARD_FRESH = "countdown-hard", "countdown-hard-far", "countdown-hard-fresh"
+FAR_ENDS = range(45, 55)  # the last two digits of targets that countdown-hard never has
 USED, HARD_USED = 1_000, 2_000  # problems of countdown-ltr and of countdown-hard that a study may have looked at
 DEVELOPMENT = 128  # test problems of countdown-ltr-3 on which the demo's settings were chosen: the task leaves them out
 QUESTION = (
@@ -138,14 +139,17 @@ def generate_ltr(n: int, seed: int = 0, split: str = "train", count: int = 4) ->
 def _ltr(
     name: str, seed: int, split: str, count: int = 4, largest: int = 9, targets: tuple[int, int] = (0, 99)
 ) -> Iterator[Problem]:
-    """Left-to-right problems without end; of countdown-hard and its kin whole choices of numbers are held out."""
+    """Left-to-right problems without end; of countdown-hard and its kin whole choices of numbers are held out, and targets."""
     whole = name in (HARD, HARD_FAR)
 
     def draw(rng: random.Random) -> Drawn | None:
         numbers = [rng.randint(1, largest) for _ in range(count)]
         if whole and split_of(HARD, _key(numbers)) != split:
             return None
-        if not (reached := reachable(numbers, *targets)):
+        reached = reachable(numbers, *targets)
+        if whole:
+            reached = [t for t in reached if (t % 100 in FAR_ENDS) == (name == HARD_FAR)]
+        if not reached:
             return None
         target = rng.choice(reached)
         return (numbers, target) if whole or split_of(name, (_key(numbers), target)) == split else None
@@ -172,24 +176,23 @@ def _fresh(n: int, seed: int, split: str) -> list[Problem]:
 
 
 def generate_hard(n: int, seed: int = 0, split: str = "train") -> list[Problem]:
-    """n problems: five numbers of 1..20, a target drawn evenly from those they reach in 200..999."""
-    return list(islice(_hard(seed, split), n))
+    """n problems: five numbers of 1..20, a target drawn evenly from those they reach in 200..999; none ends in 45 to 54."""
+    return list(islice(_hard(HARD, seed, split), n))
 
 
-def _hard(seed: int, split: str) -> Iterator[Problem]:
-    return _ltr(HARD, seed, split, 5, 20, (200, 999))
+def _hard(name: str, seed: int, split: str) -> Iterator[Problem]:
+    return _ltr(name, seed, split, 5, 20, (200, 999))
 
 
 def _hard_far(n: int, seed: int, split: str) -> list[Problem]:
-    """countdown-hard out of distribution: no target that training has begins with a 1. A base solves 14% to 40% of them in 512
-    samples, less than drawing at random would."""
-    return list(islice(_ltr(HARD_FAR, seed, split, 5, 20, (100, 199)), n))
+    """countdown-hard out of distribution: targets that end in 45 to 54, which no problem of countdown-hard has."""
+    return list(islice(_hard(HARD_FAR, seed, split), n))
 
 
 def _hard_fresh(n: int, seed: int, split: str) -> list[Problem]:
     """countdown-hard problems of another seed whose five numbers no problem of the first ``HARD_USED`` of ``seed`` has."""
-    known = {_key(p.meta["numbers"]) for p in islice(_hard(seed, split), HARD_USED)}
-    fresh = (p for p in _hard(seed + 10_000, split) if _key(p.meta["numbers"]) not in known)
+    known = {_key(p.meta["numbers"]) for p in islice(_hard(HARD, seed, split), HARD_USED)}
+    fresh = (p for p in _hard(HARD, seed + 10_000, split) if _key(p.meta["numbers"]) not in known)
     return _renamed(islice(fresh, n), HARD_FRESH)
 
 
@@ -302,7 +305,7 @@ _TASKS = (
     (FRESH, _fresh, 1000, "countdown-ltr problems that no other study has seen: what a search found is confirmed on them"),
     (HARD, generate_hard, 1000,
      "countdown-ltr with room: 5 numbers of 1 to 20, targets of 200 to 999; test numbers are never trained on"),
-    (HARD_FAR, _hard_far, 1000, "countdown-hard out of distribution: targets of 100 to 199"),
+    (HARD_FAR, _hard_far, 1000, "countdown-hard out of distribution: targets that end in 45 to 54, which it never has"),
     (HARD_FRESH, _hard_fresh, 1000, "countdown-hard problems that no search has seen: what one found is confirmed on them"),
 )  # fmt: skip
 for _name, _generate, _size, _description in _TASKS:
