@@ -19,9 +19,7 @@ def character_tokenizer(characters: str) -> Any:
     tokens = [*SPECIAL, *(c.replace(" ", "Ġ") for c in dict.fromkeys(characters))]
     pad, eos, unk = SPECIAL
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    return Qwen2Tokenizer(
-        vocab=vocabulary, merges=[], pad_token=pad, eos_token=eos, unk_token=unk, padding_side="left"
-    )
+    return Qwen2Tokenizer(vocab=vocabulary, merges=[], pad_token=pad, eos_token=eos, unk_token=unk, padding_side="left")
 
 
 def scratch_model(

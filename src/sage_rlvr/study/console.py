@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,17 +31,20 @@ from sage_rlvr.study.run import LOG, finished_runs, run_study, share_done, statu
 COLOURS = {"done": "green", "running": "cyan", "failed": "bold red", "interrupted": "yellow", "waiting": "dim"}
 
 
-def run(source: str | Path, out: str | Path | None, jobs: int | None, table: bool = True) -> bool:
+def run(source: str | Path, out: str | Path | None, jobs: int | None, table: bool = True, engine: str = "trl") -> bool:
     """Runs the study with a live table and shows its own ``table`` after; True if every run is done."""
+    start: Callable[..., tuple[Study, list[str]]] = run_study
+    if engine == "stacked":
+        from sage_rlvr.study.stacked import run_stacked as start
     folder = Path(out or f"runs/{load_study(source).name}")
     console = wide_console()
     clock = Clock()
     if console.is_terminal:
         with Live(console=console, refresh_per_second=2) as live:
-            _, failed = run_study(source, folder, jobs, lambda s, o: live.update(_live(s, o, clock)))
+            _, failed = start(source, folder, jobs, lambda s, o: live.update(_live(s, o, clock)))
     else:
         said: dict[str, str] = {}
-        _, failed = run_study(source, folder, jobs, lambda s, o: _say_changes(console, s, o, said, clock))
+        _, failed = start(source, folder, jobs, lambda s, o: _say_changes(console, s, o, said, clock))
     for name in failed:
         error = status_of(folder, name).get("error", "it ended without a message")
         console.print(

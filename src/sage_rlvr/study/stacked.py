@@ -1,0 +1,235 @@
+"""A study's runs trained and measured in stacks, in this process: ``sage-rlvr study run FILE --engine stacked``.
+
+The folder is that of any study: a run's status, log, weights and counts lie where they always do, so that tables, frontiers and
+records are made from it as from others, and either engine goes on where the other stopped. What is killed loses the stack it
+was at, a minute or two.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from fnmatch import fnmatch
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sage_rlvr import lock
+from sage_rlvr.errors import UserError
+from sage_rlvr.models import write_whole
+from sage_rlvr.models.folders import whole_folder
+from sage_rlvr.models.scratch import scratch_model
+from sage_rlvr.processes import identity
+from sage_rlvr.provenance import made_with
+from sage_rlvr.stacked.measure import measure
+from sage_rlvr.stacked.model import Stack
+from sage_rlvr.stacked.teach import teach
+from sage_rlvr.stacked.train import Run, size_of, train
+from sage_rlvr.stacked.world import Problems, World
+from sage_rlvr.stats.counts import COUNTS, VERSION
+from sage_rlvr.study.job import START, STATUS, at_step, build_base, demonstration_rows, start_model
+from sage_rlvr.study.plan import Study, load_study, open_folder
+from sage_rlvr.study.run import LOCK, status_of
+from sage_rlvr.tasks import load_task
+from sage_rlvr.train.config import SAGEConfig
+
+BESIDE = {
+    "task",
+    "rows",
+    "prompt_format",
+    "decontaminate",
+    "random_reward",
+}  # settings of a recipe that are not SAGEConfig's
+DEFAULT = {"cuda": 16, "cpu": 4}  # runs of a stack
+EVALUATED = {"n": 1, "seeds": 1, "limit": None, "max_tokens": 16}
+Watch = Callable[[Study, Path], None]
+
+
+def run_stacked(
+    source: str | Path,
+    out: str | Path,
+    jobs: int | None = None,
+    watch: Watch = lambda study, out: None,
+    only: str = "*",
+    minutes: float | None = None,
+) -> tuple[Study, list[str]]:
+    """Runs what is missing, seed by seed; answers the study and what is left over: all of it where ``minutes`` are too few for
+    one more stack. ``jobs``: runs per stack. ``only``: a pattern of runs."""
+    study, out, began = load_study(source), Path(out), time.monotonic()
+    with lock.held(out / LOCK):
+        open_folder(study, out)
+        engine = _Engine(study, out, watch)
+        left = [run for run in study.runs()[1:] if fnmatch(run, only) and status_of(out, run)["state"] != "done"]
+        stacks = list(_stacks(study, left, jobs or DEFAULT[engine.device]))
+        longest = 0.0
+        for names in stacks:
+            start = time.monotonic()
+            if minutes is not None and start - began + longest > 60 * minutes:
+                break
+            engine.run(names)
+            longest = max(longest, time.monotonic() - start)
+    return study, [run for run in left if status_of(out, run)["state"] != "done"]
+
+
+def _stacks(study: Study, runs: Sequence[str], most: int) -> Iterator[list[str]]:
+    """Runs that may be stacked, the first seed's first."""
+    alike: dict[Any, list[str]] = {}
+    turn = {run: study.seeds_of(study.variant_of(run)[0]).index(study.variant_of(run)[1]) for run in runs}
+    for run in sorted(runs, key=lambda run: turn[run]):
+        alike.setdefault((_data(study, run), size_of(_config(study, run)[0])), []).append(run)
+    groups = [own[i : i + most] for own in alike.values() for i in range(0, len(own), most)]
+    return iter(sorted(groups, key=lambda group: turn[group[0]]))
+
+
+def _data(study: Study, run: str) -> tuple[str, int]:
+    settings = study.settings_of(run)
+    return settings["task"], settings["rows"]
+
+
+def _config(study: Study, run: str) -> tuple[SAGEConfig, float | None]:
+    """Its settings, and the chance of a random reward."""
+    settings = study.settings_of(run)
+    known = {f.name for f in fields(SAGEConfig)}
+    if odd := sorted(set(settings) - known - BESIDE):
+        raise UserError(
+            f"run {run}: the stacked engine has no {', '.join(odd)}: leave --engine out, or take that out of the study."
+        )
+    own: dict[str, Any] = {key: value for key, value in settings.items() if key in known}
+    plain: dict[str, Any] = {"output_dir": "", "use_cpu": True, "report_to": "none"}
+    return SAGEConfig(**(plain | own)), settings.get("random_reward")
+
+
+class _Engine:
+    """What all stacks of a study share: the base, the worlds and their problems."""
+
+    def __init__(self, study: Study, out: Path, watch: Watch):
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        self.study, self.out, self.watch = study, out, partial(watch, study, out)
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        if self.device == "cuda":
+            torch.set_float32_matmul_precision("high")  # TF32
+        self.asked = EVALUATED | {key: study.evaluate[key] for key in EVALUATED if key in study.evaluate}
+        if not (out / "base" / START).is_file():
+            self._say("base", "running", "sft")
+            write_whole(out / "base" / START, json.dumps({"model": self._base()}) + "\n")
+        folder = start_model(out)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.base = Stack.of(self.model, 1, self.device)
+        self.tests = {}
+        for task in study.evaluate["tasks"]:
+            world = World(task, self.tokenizer, self.device)
+            self.tests[task] = world, world.problems(load_task(task, limit=self.asked["limit"], split="test"))
+        self.drawn: dict[tuple[str, int], tuple[World, Problems]] = {}  # (task, rows) → its training problems
+        if status_of(out, "base")["state"] != "done":
+            self._say("base", "running", "eval")
+            self._measure(self.base, ["base"])
+            self._say("base", "done", "eval", model=folder)
+
+    # ---- a stack ------------------------------------------------------------------------------------------------------
+
+    def run(self, names: list[str]) -> None:
+        configs = [_config(self.study, name) for name in names]
+        runs = [Run(name, args, chance) for name, (args, chance) in zip(names, configs)]
+        where = _data(self.study, names[0])
+        if where not in self.drawn:
+            world = World(where[0], self.tokenizer, self.device)
+            self.drawn[where] = world, world.problems(load_task(where[0], limit=where[1], split="train"))
+        started, stack = time.time(), Stack.of(self.model, len(names), self.device)
+        every, path = max(1, int(runs[0].args.logging_steps)), self.study.evaluate.get("path", {})
+        for name in names:
+            (self.out / name / "train").mkdir(parents=True, exist_ok=True)
+            self._say(name, "running", "train", started=started)
+
+        def at(step: int) -> None:
+            if step % every == 0 or step == runs[0].args.max_steps:
+                for run in runs:
+                    _write_log(self.out / run.name / "train" / "log.jsonl", run.log, every)
+                self.watch()
+            if step in path.get("steps", []):
+                self._measure(stack, names, step, path)
+
+        world, problems = self.drawn[where]
+        train(runs, stack, self.base, world, problems, at)
+        for name in names:
+            self._say(name, "running", "eval", started=started)
+        self._measure(stack, names)
+        for r, name in enumerate(names):
+            stack.put(r, self.model)
+            folder = self.out / name / "train"
+            self.model.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+            self._say(
+                name, "done", "eval", started=started, seconds=(time.time() - started) / len(names), model=str(folder)
+            )
+        self.base.put(0, self.model)  # the next stack starts from it again
+        self.watch()
+
+    def _measure(
+        self, stack: Stack, names: list[str], step: int | None = None, over: dict[str, Any] | None = None
+    ) -> None:
+        """Writes every run's counts.json, as ``stats/counts.py`` keeps them: which solutions were found is left out."""
+        asked = self.asked | {key: value for key, value in (over or {}).items() if key in EVALUATED}
+        found = {
+            task: measure(stack, world, problems, asked["n"], asked["seeds"], asked["max_tokens"])
+            for task, (world, problems) in self.tests.items()
+        }
+        for r, name in enumerate(names):
+            folder = self.out / name / "eval"
+            folder = folder if step is None else at_step(folder, step)
+            folder.mkdir(parents=True, exist_ok=True)
+            about = {
+                "run": name,
+                "model": str(self.out / name / "train"),
+                "settings": asked | {"engine": "stacked"},
+                "notes": [],
+            }
+            record = {"version": VERSION, **about, "tasks": {task: x.cells(r) for task, x in found.items()}}
+            write_whole(folder / COUNTS, json.dumps(record) + "\n")
+            write_whole(folder / "made.json", json.dumps(made_with()) + "\n")
+
+    def _say(self, run: str, state: str, stage: str, **more: Any) -> None:
+        (self.out / run).mkdir(parents=True, exist_ok=True)
+        now = {"state": state, "stage": stage, **identity(), "started": time.time(), "updated": time.time(), **more}
+        write_whole(self.out / run / STATUS, json.dumps(now) + "\n")
+        self.watch()
+
+    # ---- the base -----------------------------------------------------------------------------------------------------
+
+    def _base(self) -> str:
+        """A scratch model is taught here; any other base is made as for the other engine."""
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        base = self.study.base
+        if "scratch" not in base or not isinstance(base.get("sft"), dict) or "demonstrations" not in base:
+            return build_base(base, self.out / "base")
+        sft = base["sft"]
+        folder = scratch_model(self.out / "base" / "scratch", **base["scratch"])
+        model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        world = World(base["demonstrations"].get("task", "countdown-ltr"), tokenizer, self.device)
+        stack = Stack.of(model, 1, self.device)
+        rows = demonstration_rows(**base["demonstrations"])
+        teach(stack, world, [rows], sft["max_steps"], sft["per_device_train_batch_size"], float(sft["learning_rate"]))
+        stack.put(0, model)
+        with whole_folder(self.out / "base" / "model") as part:
+            model.save_pretrained(part)
+            tokenizer.save_pretrained(part)
+        return str(self.out / "base" / "model")
+
+
+def _write_log(path: Path, log: list[dict[str, Any]], every: int) -> None:
+    """Means over ``every`` steps, as a trainer logs them; what was written is taken off ``log``."""
+    lines = []
+    while log:
+        part, log[:] = log[:every], log[every:]
+        names = dict.fromkeys(name for entry in part for name in entry)
+        means = {name: sum(float(entry[name]) for entry in part) / len(part) for name in names}
+        lines.append(json.dumps(means | {"step": int(part[-1]["step"])}) + "\n")
+    first = lines and json.loads(lines[0])["step"] <= every
+    with path.open("w" if first else "a", encoding="utf-8") as f:
+        f.writelines(lines)
