@@ -1,59 +1,49 @@
-"""Which base, problems, rate and length for the miniature with room, and what a run costs: the gate of docs/protocols/hard.md.
+"""Which base, problems, rate and length for the miniature with room: the gate of docs/protocols/hard.md, in stacks.
 
-    python benchmarks/gpu/hard_gate.py --out runs/hard_gate --records results/gpu/hard --to results/gpu/hard_gate2.json --mps
+    python benchmarks/gpu/hard_gate.py --out runs/hard_gate --to results/gpu/hard_gate2.json
 
-The bases of BASES are made side by side, each in a study folder of its own, and one of each kind is chosen. From both GRPO
-without KL is trained on each of POOLS at each of RATES, is measured on the way, and a cell is chosen. Then the study goes on in
-its base's folder, with GRPO, seed by seed, until --minutes are over; its records go to --records. OUT/hard.yaml is the study file
-with what was chosen: the package's own must say the same before the study goes on. --quick: few steps and samples, on a CPU; its
-numbers mean nothing.
+Bases that differ in what they are shown are taught side by side. From the one of each kind that the rules choose, GRPO without
+KL is trained on each of POOLS at each of RATES and measured on the way, and a cell is chosen. OUT/hard.yaml is then the study
+with what was chosen; ``study.py run --study OUT/hard.yaml --engine stacked`` goes on from there. --quick: few steps and
+samples, for a CPU; its numbers mean nothing.
 """
 
 import argparse
 import json
-import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
-from study import start_mps
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from sage_rlvr.models import scratch_model
 from sage_rlvr.provenance import made_with
-from sage_rlvr.stats.counts import TaskCounts, counts_of
+from sage_rlvr.stacked.measure import Measured, measure
+from sage_rlvr.stacked.model import Stack
+from sage_rlvr.stacked.teach import teach
+from sage_rlvr.stacked.train import Run, train
+from sage_rlvr.stacked.world import World
 from sage_rlvr.stats.intervals import Interval, crossed
 from sage_rlvr.stats.pass_at_k import pass_at_k
-from sage_rlvr.study.job import at_step
-from sage_rlvr.study.read import read_planes
-from sage_rlvr.study.run import status_of
+from sage_rlvr.study.job import demonstration_rows
+from sage_rlvr.tasks import load_task
 from sage_rlvr.tasks.countdown import HARD, HARD_FAR
+from sage_rlvr.train.config import SAGEConfig
 
-BASES = {  # kind → the share of demonstrations that are guesses; then demonstrations and steps of SFT
-    "plain": (0.0, ((40_000, 3000), (100_000, 3000), (100_000, 4000))),
-    "habit": (0.5, ((40_000, 3000), (100_000, 3000), (100_000, 4000))),
-}
+GUESSES = {"plain": 0.0, "half": 0.5, "most": 0.8}  # kind of base → the share of demonstrations that are guesses
+LENGTHS = (3000, 6000)  # steps of SFT
 POOLS = {"again": 6_000, "once": 38_400}  # problems of RL: seen 6.4 times each in 400 steps, or once
-RATES = (1.5e-5, 5e-5, 1.5e-4)
-ON_THE_WAY = (100, 200, 300)  # steps after which a training is measured too
-KEPT = 3  # the stratum in which something must be lost: 9 to 25 right of 256
+RATES = (2e-5, 5e-5, 1.5e-4, 4e-4)
+ON_THE_WAY = (100, 200, 300, 400)  # steps after which a training is measured
+EDGES = (0, 2, 8, 25)  # of the strata, in right answers of 256
 LEAST = 40  # test problems in each of the first four strata
-QUICK: dict[str, dict[str, Any]] = {
-    "demonstrations": {"after": 0},
-    "sft": {"use_cpu": True, "per_device_train_batch_size": 32},
-    "train": {
-        "use_cpu": True,
-        "max_steps": 4,
-        "per_device_train_batch_size": 32,
-        "num_generations": 8,
-        "rows": 40,
-    },
-    "evaluate": {"n": 4, "limit": 20, "primary": {"k": 2, "strata": [3]}},
-}
 
 
 def choose_base(rows: dict[str, dict[str, float]]) -> str:
@@ -74,124 +64,140 @@ def choose_cell(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return min((row for row in fit if row["rise"] >= 0.95 * best), key=lambda row: (row["steps"], -row["rise"]))
 
 
-def passes(counts: TaskCounts, ks: tuple[int, ...]) -> dict[str, float]:
-    most = int(counts.totals.max())
-    return {f"@{k}": round(float(pass_at_k(counts.totals, counts.rights, min(k, most)).mean()), 4) for k in ks}
+def strata(right: np.ndarray) -> np.ndarray:
+    """(N,) 0 to 4, from the right answers of a base's first seed."""
+    return np.searchsorted(EDGES, right)
 
 
-def measured(folder: Path) -> dict[str, float]:
-    tasks = counts_of(folder).tasks
-    here = {f"pass{k}": value for k, value in passes(tasks[HARD], (1, 16, 64, 256, 512)).items()}
-    return here | {f"far{k}": value for k, value in passes(tasks[HARD_FAR], (1, 512)).items()}
+def passes(found: Measured, run: int, ks: Sequence[int], name: str) -> dict[str, float]:
+    right, total = found.right[run].sum(-1).numpy(), found.n * len(found.seeds)
+    totals = np.full(len(right), total)
+    return {f"{name}@{k}": round(float(pass_at_k(totals, right, min(k, total)).mean()), 4) for k in ks}
 
 
-def least(folder: Path, edges: list[int]) -> int:
-    """How many problems the smallest of the first four strata has, by the first seed's samples."""
-    right = (counts_of(folder).tasks[HARD].state[:, 0] == 2).sum(-1)
-    return int(np.bincount(np.digitize(right, edges, right=True), minlength=len(edges) + 1)[:4].min())
+def lost(base: Measured, cell: Measured, run: int, k: int) -> Interval:
+    """pass@k of a cell minus that of the base's second seed, where its first is right 9 to 25 times of 256; over problems alone.
+    Over all problems where there are not two such."""
+    own = strata(base.right[0, :, 0].numpy()) == 3
+    own |= own.sum() < 2
+    after, before = cell.right[run].sum(-1).numpy()[own], base.right[0, :, 1].numpy()[own]
+    total = cell.n * len(cell.seeds)
+    difference = pass_at_k(np.full(own.sum(), total), after, k) - pass_at_k(np.full(own.sum(), base.n), before, k)
+    return crossed([difference[None]]).interval()
 
 
-def lost(out: Path, folder: Path) -> Interval:
-    """pass@k of ``folder`` minus the base's second evaluation, in the stratum with most to keep. Over problems alone."""
-    planes = read_planes(out, HARD)
-    own = planes.strata[min(KEPT, len(planes.strata) - 1)]
-    base, arm = (counts_of(at).tasks[HARD].only(planes.problems) for at in (out / "base" / "eval", folder))
-    right, total = (base.state[:, 1:] == 2).sum((1, 2)), base.n * (len(base.seeds) - 1)
-    y = pass_at_k(arm.totals, arm.rights, planes.k), pass_at_k(right * 0 + total, right, planes.k)
-    return crossed([y[0][None, own], -y[1][None, own]]).interval()
+class Gate:
+    def __init__(self, hard: dict[str, Any], out: Path, to: Path, quick: bool):
+        self.hard, self.out, self.to, self.quick, self.began = hard, out, to, quick, time.monotonic()
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        torch.set_float32_matmul_precision("high")  # TF32
+        self.scratch = scratch_model(out / "scratch", **hard["base"]["scratch"])
+        self.model, self.tokenizer = self.load(self.scratch)
+        self.tests = {}
+        for task in (HARD, HARD_FAR):
+            world = World(task, self.tokenizer, self.device)
+            self.tests[task] = world, world.problems(load_task(task, limit=20 if quick else 500, split="test"))
+        self.n, self.found = 8 if quick else 256, {"machine": made_with(), "bases": {}, "cells": []}
+        self.bases: dict[str, Measured] = {}
 
+    def load(self, folder: Path) -> tuple[Any, Any]:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
 
-def run(file: Path, out: Path, records: Path, minutes: float, only: str, jobs: int) -> None:
-    """A piece of a study. What fails in it is in its log; what is missing afterwards is left out."""
-    asked = {"study": file, "out": out, "records": records, "minutes": f"{minutes:.2f}", "only": only, "jobs": jobs}
-    flags = [text for name, value in asked.items() for text in (f"--{name}", str(value))]
-    with Path(f"{out}.log").open("a") as log:
-        script = str(Path(__file__).with_name("study.py"))
-        subprocess.run([sys.executable, script, "run", *flags], stdout=log, stderr=log, check=False)
+    def keep(self, **said: Any) -> None:
+        self.found["seconds"] = round(time.monotonic() - self.began)
+        self.to.write_text(json.dumps(self.found, indent=1) + "\n")
+        print(f"{time.monotonic() - self.began:6.0f} s", json.dumps(said), flush=True)
 
+    def measured(self, stack: Stack, task: str, n: int, seeds: int) -> Measured:
+        world, problems = self.tests[task]
+        return measure(stack, world, problems, n, seeds, self.hard["evaluate"]["max_tokens"])
 
-def write(path: Path, content: dict[str, Any]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
-    return path
+    # ---- bases ----------------------------------------------------------------------------------------------------------
+
+    def teach(self) -> None:
+        asked, sft = self.hard["base"]["demonstrations"], self.hard["base"]["sft"]
+        shown = [demonstration_rows(**asked | {"guesses": share}) for share in GUESSES.values()]
+        self.keep(demonstrations=len(shown[0]))
+        for steps in LENGTHS if not self.quick else (4,):
+            stack = Stack.of(self.model, len(shown), self.device)
+            world, batch = self.tests[HARD][0], 32 if self.quick else sft["per_device_train_batch_size"]
+            teach(stack, world, shown, steps, batch, float(sft["learning_rate"]))
+            here, far = (self.measured(stack, task, self.n, 2) for task in (HARD, HARD_FAR))
+            for r, kind in enumerate(GUESSES):
+                name, model = f"{kind}-{steps}", self.load(self.scratch)[0]
+                stack.put(r, model)
+                model.save_pretrained(self.out / name / "model")
+                self.tokenizer.save_pretrained(self.out / name / "model")
+                self.bases[name] = Measured(
+                    HARD, here.problems, [0, 1], self.n, here.right[r : r + 1], here.tokens, here.cut
+                )
+                least = int(np.bincount(strata(here.right[r, :, 0].numpy()), minlength=5)[:4].min())
+                row = passes(here, r, (1, 16, 64, 256, 512), "pass") | passes(far, r, (1, 512), "far")
+                self.found["bases"][name] = row | {"least": least}
+                self.keep(**{name: self.found["bases"][name]})
+
+    # ---- GRPO without KL ------------------------------------------------------------------------------------------------
+
+    def cells(self, base: str, pool: str) -> None:
+        start, _ = self.load(self.out / base / "model")
+        world = self.tests[HARD][0]
+        problems = world.problems(load_task(HARD, limit=40 if self.quick else POOLS[pool], split="train"))
+        on_the_way = (2, 4) if self.quick else ON_THE_WAY
+        known = {"task", "rows", "prompt_format", "decontaminate"}
+        own = {key: value for key, value in self.hard["train"].items() if key not in known}
+        own |= {"output_dir": "", "use_cpu": True, "beta": 0.0, "max_steps": on_the_way[-1]}
+        own |= {"per_device_train_batch_size": 32, "num_generations": 8} if self.quick else {}
+        runs = [Run(f"{rate:g}", SAGEConfig(**own | {"learning_rate": rate})) for rate in RATES]
+        stack = Stack.of(start, len(runs), self.device)
+
+        def at(step: int) -> None:
+            if step not in on_the_way:
+                return
+            here = self.measured(stack, HARD, self.n, 1)
+            for r, rate in enumerate(RATES):
+                row = {"base": base, "pool": pool, "rate": rate, "steps": step} | passes(
+                    here, r, (1, 16, 64, 256), "pass"
+                )
+                entries = runs[r].log[-50:]
+                row |= {
+                    name: float(sum(e[name] for e in entries) / len(entries))
+                    for name in ("reward", "entropy", "seconds")
+                }
+                row |= {"rise": row["pass@1"] / max(self.found["bases"][base]["pass@1"], 1e-9)}
+                row |= {"lost": lost(self.bases[base], here, r, 64 if not self.quick else 2)}
+                self.found["cells"].append(row)
+                self.keep(**row)
+
+        train(runs, stack, Stack.of(start, 1, self.device), world, problems, at)
+
+    # ---- what was chosen ------------------------------------------------------------------------------------------------
+
+    def choose(self) -> None:
+        cell = choose_cell(self.found["cells"])
+        self.found["cell"] = {key: cell[key] for key in ("base", "pool", "rate", "steps")}
+        hard = dict(self.hard)
+        hard["train"] |= {"learning_rate": cell["rate"], "rows": POOLS[cell["pool"]], "max_steps": cell["steps"]}
+        hard["variants"]["low_rate"]["learning_rate"] = round(cell["rate"] / 3, 8)
+        hard["base"] = {"model": str((self.out / cell["base"] / "model").resolve())}
+        (self.out / "hard.yaml").write_text(yaml.safe_dump(hard, sort_keys=False, allow_unicode=True))
+        self.keep(cell=self.found["cell"])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", default="runs/hard_gate", help="folder of the studies")
-    parser.add_argument("--records", required=True, help="folder of the study's records: written as it goes on")
+    parser.add_argument("--out", default="runs/hard_gate", help="folder of the bases and of the chosen study")
     parser.add_argument("--to", required=True, help="JSON file of what was measured and chosen")
-    parser.add_argument("--minutes", type=float, default=24.0, help="when to stop")
-    parser.add_argument("--jobs", type=int, default=16, help="runs of the study side by side")
-    parser.add_argument("--mps", action="store_true", help="start NVIDIA's multi-process service first")
     parser.add_argument("--quick", action="store_true", help="few steps and samples, on a CPU: a smoke test")
     args = parser.parse_args()
-    out, began = Path(args.out).resolve(), time.monotonic()
-    if args.mps:
-        start_mps()
     hard = yaml.safe_load(files("sage_rlvr").joinpath("studies", "hard.yaml").read_text(encoding="utf-8"))
-    for part, settings in QUICK.items() if args.quick else ():
-        (hard if part in hard else hard["base"])[part].update(settings)
-    bases, rates, pools, on_the_way = BASES, RATES, POOLS, ON_THE_WAY
     if args.quick:
-        bases, rates = {"plain": (0.0, ((64, 2),)), "habit": (0.5, ((64, 4),))}, RATES[1:2]
-        pools, on_the_way = {"again": 40, "once": 64}, (2,)
-    found: dict[str, Any] = {"machine": made_with(), "bases": {kind: {} for kind in bases}, "cells": []}
-
-    def left() -> float:
-        return args.minutes - (time.monotonic() - began) / 60
-
-    def keep(**more: Any) -> None:
-        found.update(seconds=round(time.monotonic() - began), **{k: v for k, v in more.items() if k == "cell"})
-        Path(args.to).write_text(json.dumps(found, indent=1) + "\n")
-        print(json.dumps(more), flush=True)
-
-    def base(kind: str, guesses: float, problems: int, count: int) -> None:
-        name, own = f"{kind}-{problems}x{count}", dict(hard["base"])
-        own["demonstrations"] = own["demonstrations"] | {"problems": problems, "guesses": guesses}
-        own["sft"] = own["sft"] | {"max_steps": count}
-        file = write(out / name / "hard.yaml", hard | {"base": own})
-        run(file, file.parent / "study", file.parent / "records", left(), "base", 1)
-        samples = file.parent / "study" / "base" / "eval"
-        row = measured(samples) | {"least": least(samples, hard["evaluate"]["primary"]["strata"])}
-        found["bases"][kind][name] = row
-        keep(**{name: row})
-
-    def cells(kind: str) -> None:
-        start = choose_base(found["bases"][kind])
-        model = json.loads((out / start / "study" / "base" / "start.json").read_text())["model"]
-        train = hard["train"] | {"beta": 0.0, "save_steps": on_the_way[0], "save_total_limit": None}
-        variants = {name: {"rows": rows, "sweep": {"learning_rate": list(rates)}} for name, rows in pools.items()}
-        path = {"path": {"steps": list(on_the_way), "n": min(128, hard["evaluate"]["n"]), "seeds": 1}}
-        first = {"base": {"model": model}, "train": train, "variants": variants, "seeds": [0]}
-        gate = write(out / f"gate-{kind}" / "gate.yaml", hard | first | {"evaluate": hard["evaluate"] | path})
-        study = gate.parent / "study"
-        run(gate, study, gate.parent / "records", left(), "*", len(pools) * len(rates))
-        before = measured(study / "base" / "eval")["pass@1"]
-        for pool, rate, steps in product(pools, rates, (*on_the_way, train["max_steps"])):
-            name = f"{pool}+learning_rate{rate}-s0"
-            if status_of(study, name)["state"] != "done":
-                continue  # it failed, or was not finished in time
-            last = study / name / "eval"
-            at = last if steps == train["max_steps"] else at_step(last, steps)
-            row = {"base": start, "pool": pool, "rate": rate, "steps": steps} | measured(at)
-            row |= {"rise": row["pass@1"] / max(before, 1e-9), "lost": lost(study, at)}
-            found["cells"].append(row)
-
-    with ThreadPoolExecutor(8) as pool:
-        made = [(kind, guesses, *size) for kind, (guesses, sizes) in bases.items() for size in sizes]
-        list(pool.map(base, *zip(*made)))
-        list(pool.map(cells, bases))
-    cell = choose_cell(found["cells"])
-    keep(cell={key: cell[key] for key in ("base", "pool", "rate", "steps")})
-
-    folder = out / cell["base"]
-    whole = yaml.safe_load((folder / "hard.yaml").read_text())
-    whole["train"] |= {"learning_rate": cell["rate"], "rows": pools[cell["pool"]], "max_steps": cell["steps"]}
-    whole["variants"]["low_rate"]["learning_rate"] = round(cell["rate"] / 3, 8)
-    file = write(out / "hard.yaml", whole)
-    run(file, folder / "study", Path(args.records), left(), "grpo_k3+*", args.jobs)
-    keep()
+        hard["base"]["demonstrations"] |= {"problems": 64, "after": 0}
+    gate = Gate(hard, Path(args.out), Path(args.to), args.quick)
+    gate.teach()
+    kinds = [{name: row for name, row in gate.found["bases"].items() if name.startswith(kind)} for kind in GUESSES]
+    for base, pool in product(map(choose_base, kinds), POOLS):
+        gate.cells(base, pool)
+    gate.choose()
     return 0
 
 

@@ -29,6 +29,7 @@ from sage_rlvr.study.job import START
 from sage_rlvr.study.plan import Study, load_study, read_folder
 from sage_rlvr.study.records import BASE, RUNS, keep, pack, unpack
 from sage_rlvr.study.run import finished_runs, run_study, status_of
+from sage_rlvr.study.stacked import run_stacked
 
 SESSIONS = "sessions.json"
 ENVIRONMENT = {
@@ -66,7 +67,10 @@ def run(args: argparse.Namespace) -> int:
     failed: list[str] = []
     clock = Watch(began + 60 * args.minutes, args.jobs)
     try:
-        _, failed = run_study(args.study, out, args.jobs, clock, args.only, clock.admit)
+        if args.engine == "stacked":
+            run_stacked(args.study, out, args.jobs, clock, args.only, args.minutes - (time.monotonic() - began) / 60)
+        else:
+            _, failed = run_study(args.study, out, args.jobs, clock, args.only, clock.admit)
     except TimeUp:
         print(f"{args.minutes} minutes are over, or this was ended; the same command goes on", flush=True)
     finally:
@@ -76,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
         session = {
             "wall_s": round(time.monotonic() - began, 1),
             "jobs": args.jobs,
+            "engine": args.engine,
             "mps": mps,
             "only": args.only,
             "finished": sorted(set(finished_runs(out)) - before),
@@ -165,6 +170,7 @@ def main() -> int:
     parser.add_argument("--to", help="folder the records are written to")
     parser.add_argument("--out", help="the study's own folder (default: runs/NAME)")
     parser.add_argument("--jobs", type=int, default=16)
+    parser.add_argument("--engine", choices=["trl", "stacked"], default="trl", help="stacked: --jobs runs per stack")
     parser.add_argument("--minutes", type=float, default=9.0, help="when to stop; packing takes some seconds more")
     parser.add_argument("--only", default="*", help="a pattern of runs, as in '*-s0'")
     parser.add_argument("--mps", action="store_true", help="start NVIDIA's multi-process service first")

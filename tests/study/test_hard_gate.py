@@ -41,12 +41,39 @@ def test_the_shortest_training_that_rises_nearly_most_and_loses(gate):
     assert gate.choose_cell([cell(400, 2.0, 0.1), cell(200, 1.5, 0.1)])["steps"] == 400, "none loses: the best"
 
 
-def test_the_smallest_stratum(gate, tmp_path, monkeypatch):
+def test_strata_are_of_the_right_answers_of_256(gate):
     import numpy as np
 
-    right = [0, 0, 0, 1, 2, 3, 3, 9, 10, 30]
-    state = np.array([[[2] * r + [1] * (40 - r)] for r in right])
-    counts = type("Counts", (), {"tasks": {gate.HARD: type("Task", (), {"state": state})}})
-    monkeypatch.setattr(gate, "counts_of", lambda folder: counts)
-    assert gate.least(tmp_path, [0, 2, 8, 25]) == 2
-    assert gate.least(tmp_path, [0, 4, 8, 25]) == 0, "nobody has 5 to 8"
+    right = np.array([0, 0, 1, 2, 3, 8, 9, 25, 26, 200])
+    assert gate.strata(right).tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_what_is_lost_is_counted_where_the_base_was_right_9_to_25_times(gate):
+    """By the base's second seed: its first chose the problems."""
+    import torch
+
+    first, second, after = [0, 10, 12, 200], [0, 9, 5, 256], [256, 0, 0, 0]
+    base = gate.Measured("t", list("abcd"), [0, 1], 256, torch.tensor([list(zip(first, second))]), None, None)
+    cell = gate.Measured("t", list("abcd"), [0], 256, torch.tensor([[[c] for c in after]]), None, None)
+    expected = -(gate.pass_at_k(256, 9, 64) + gate.pass_at_k(256, 5, 64)) / 2
+    assert gate.lost(base, cell, 0, 64).mean == pytest.approx(expected)
+
+
+@pytest.mark.slow
+def test_the_whole_gate_runs(gate, tmp_path, monkeypatch):
+    """Few steps: what it writes is a study that can be run."""
+    import json
+
+    from sage_rlvr.study.plan import load_study
+
+    monkeypatch.setattr(
+        sys, "argv", ["hard_gate.py", "--quick", "--out", str(tmp_path), "--to", str(tmp_path / "gate.json")]
+    )
+    assert gate.main() == 0
+    found = json.loads((tmp_path / "gate.json").read_text())
+    assert len(found["bases"]) == len(gate.GUESSES)
+    assert len(found["cells"]) == len(gate.GUESSES) * len(gate.POOLS) * len(gate.RATES) * 2
+    study = load_study(tmp_path / "hard.yaml")
+    assert study.train["learning_rate"] == found["cell"]["rate"]
+    assert study.variants["low_rate+beta0.05"]["learning_rate"] == pytest.approx(found["cell"]["rate"] / 3)
+    assert Path(study.base["model_name_or_path"], "model.safetensors").is_file()

@@ -7,10 +7,14 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, suppress
 from importlib.resources import files
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -22,9 +26,13 @@ from sage_rlvr.models.folders import whole_folder
 from sage_rlvr.processes import identity
 from sage_rlvr.study.plan import Study, read_folder
 
+if TYPE_CHECKING:
+    from sage_rlvr.tasks import Problem
+
 STATUS = "status.json"
 START = "start.json"  # of the base: what the variants start from
 GO_ON = "run the study's command again"
+PART = 10_000  # problems that are demonstrated in one process
 GROUP = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what TRL writes for a colocated engine
 
 
@@ -140,7 +148,7 @@ def demonstration_rows(
     ``after``: the first so many problems of the seed are left to RL. ``copies``: how often each problem is shown, its numbers
     in a new order every time. ``guesses``: the share of demonstrations that are guesses.
     """
-    from sage_rlvr.tasks import demonstrations, get_task, to_messages
+    from sage_rlvr.tasks import get_task, to_messages
     from sage_rlvr.tasks.countdown import reordered
 
     generate = get_task(task).generate
@@ -149,8 +157,20 @@ def demonstration_rows(
     first = generate(after + problems, seed, "train")[after:]
     made = first + [reordered(p, copy) for copy in range(1, copies) for p in first]
     prompts = [to_messages(p, "symbols")[0]["content"] for p in made]
-    answers = demonstrations(made, skew, seed, guesses)
+    answers = _demonstrated(made, skew, seed, guesses)
     return [{"prompt": p, "completion": answer} for p, answer in zip(prompts, answers)]
+
+
+def _demonstrated(made: "Sequence[Problem]", skew: float, seed: int, guesses: float) -> list[str]:
+    """One demonstration per problem. All solutions of a hard problem take a millisecond: many problems, every core."""
+    from sage_rlvr.tasks import demonstrations
+
+    parts = [made[i : i + PART] for i in range(0, len(made), PART)]
+    if len(parts) == 1:
+        return demonstrations(made, skew, seed, guesses)
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:  # a fork would take locks and CUDA along
+        done = pool.map(demonstrations, parts, repeat(skew), repeat(seed), repeat(guesses))
+        return [answer for part in done for answer in part]
 
 
 # ---- a variant -----------------------------------------------------------------------------------------------------

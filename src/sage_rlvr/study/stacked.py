@@ -45,6 +45,7 @@ BESIDE = {
 DEFAULT = {"cuda": 16, "cpu": 4}  # runs of a stack
 EVALUATED = {"n": 1, "seeds": 1, "limit": None, "max_tokens": 16}
 Watch = Callable[[Study, Path], None]
+LOOK_S = 3.0
 
 
 def run_stacked(
@@ -109,7 +110,7 @@ class _Engine:
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        self.study, self.out, self.watch = study, out, partial(watch, study, out)
+        self.study, self.out, self._watch, self._looked = study, out, partial(watch, study, out), 0.0
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         if self.device == "cuda":
             torch.set_float32_matmul_precision("high")  # TF32
@@ -150,7 +151,7 @@ class _Engine:
             if step % every == 0 or step == runs[0].args.max_steps:
                 for run in runs:
                     _write_log(self.out / run.name / "train" / "log.jsonl", run.log, every)
-                self.watch()
+                self._look()
             if step in path.get("steps", []):
                 self._measure(stack, names, step, path)
 
@@ -168,7 +169,7 @@ class _Engine:
                 name, "done", "eval", started=started, seconds=(time.time() - started) / len(names), model=str(folder)
             )
         self.base.put(0, self.model)  # the next stack starts from it again
-        self.watch()
+        self._watch()
 
     def _measure(
         self, stack: Stack, names: list[str], step: int | None = None, over: dict[str, Any] | None = None
@@ -197,7 +198,13 @@ class _Engine:
         (self.out / run).mkdir(parents=True, exist_ok=True)
         now = {"state": state, "stage": stage, **identity(), "started": time.time(), "updated": time.time(), **more}
         write_whole(self.out / run / STATUS, json.dumps(now) + "\n")
-        self.watch()
+        self._look()
+
+    def _look(self) -> None:
+        """A look reads the state of every run of the study: every few seconds, that is."""
+        if time.monotonic() - self._looked > LOOK_S:
+            self._looked = time.monotonic()
+            self._watch()
 
     # ---- the base -----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,158 @@
+"""A study by the stacked engine: the same folder as by the other, resumed after a kill, refused where it has no code."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+import yaml
+
+from sage_rlvr.errors import UserError
+from sage_rlvr.stats.counts import counts_of
+from sage_rlvr.study import stacked
+from sage_rlvr.study.job import at_step
+from sage_rlvr.study.plan import load_study
+from sage_rlvr.study.read import read_planes, read_runs, study_rows
+from sage_rlvr.study.records import pack, unpack
+from sage_rlvr.study.run import _unfinished, finished_runs
+from sage_rlvr.study.stacked import run_stacked
+from tests.forked import Started
+
+STUDY = {
+    "base": {
+        "scratch": {"characters": "0123456789+-*=: ", "width": 32, "layers": 2},
+        "demonstrations": {"task": "countdown-ltr-3", "problems": 100, "after": 60, "guesses": 0.3},
+        "sft": {"max_steps": 60, "per_device_train_batch_size": 32, "learning_rate": 5e-3},
+    },
+    "train": {
+        "task": "countdown-ltr-3", "rows": 60, "prompt_format": "symbols", "decontaminate": False, "max_steps": 6,
+        "per_device_train_batch_size": 32, "num_generations": 8, "max_completion_length": 10, "learning_rate": 1e-3,
+        "loss_type": "bnpo", "guide": "none", "bf16": False, "logging_steps": 2, "save_steps": 2,
+    },
+    "variants": {"grpo": {"sweep": {"beta": [0.0, 0.05]}}, "branch": {"guide": "branch", "seeds": [0]}},
+    "seeds": [0, 1],
+    "evaluate": {
+        "tasks": ["countdown-ltr-3"], "n": 8, "seeds": 2, "limit": 20, "max_tokens": 10,
+        "path": {"steps": [2, 4], "n": 4, "seeds": 1},
+    },
+}  # fmt: skip
+RUNS = {"grpo+beta0.0-s0", "grpo+beta0.0-s1", "grpo+beta0.05-s0", "grpo+beta0.05-s1", "branch-s0"}
+
+
+def written(tmp_path, **more):
+    file = tmp_path / "small.yaml"
+    file.write_text(yaml.safe_dump(STUDY | more))
+    return file
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stacked")
+    study, left = run_stacked(written(folder), folder / "out", jobs=3)
+    assert left == []
+    return study, folder / "out"
+
+
+def test_its_folder_is_read_as_any_studys(done, tmp_path):
+    _, out = done
+    assert set(finished_runs(out)) == {"base", *RUNS}
+    counts = counts_of(out / "branch-s0" / "eval").tasks["countdown-ltr-3"]
+    assert (counts.n, counts.seeds, len(counts.problems)) == (8, [0, 1], 20)
+    assert (counts.totals == 16).all()
+    assert counts_of(at_step(out / "branch-s0" / "eval", 2)).tasks["countdown-ltr-3"].n == 4
+    assert {row.variant for row in study_rows(out)} == {"base", "grpo+beta0.0", "grpo+beta0.05", "branch"}
+    assert set(read_planes(out, "countdown-ltr-3").families()) == {"grpo", "branch"}
+    assert {run.family for run in read_runs(out, "countdown-ltr-3")} == {"grpo", "branch"}, "their logs say the KL"
+    steps = [
+        json.loads(line)["step"] for line in (out / "grpo+beta0.0-s1" / "train" / "log.jsonl").read_text().splitlines()
+    ]
+    assert steps == [2, 4, 6]
+    assert pack(out, tmp_path / "records") == 6
+    assert set(unpack([tmp_path / "records"], tmp_path / "again")) == {"base", *RUNS}
+
+
+def test_trained_weights_are_a_model_that_answers_as_it_was_counted(done):
+    """The other engine's own evaluation of the saved weights, at a budget where chance is small."""
+    from sage_rlvr.evaluate.arguments import EvalArguments
+    from sage_rlvr.evaluate.run import evaluate
+
+    _, out = done
+    run = "grpo+beta0.05-s1"
+    asked = {"tasks": ["countdown-ltr-3"], "n": 64, "seeds": 1, "limit": 20, "temperature": 1.0, "min_p": 0.0}
+    asked |= {"max_tokens": 10, "prompt_format": "symbols", "backend": "transformers", "batch_size": 512}
+    evaluate(EvalArguments(model=str(out / run / "train"), out=str(out / run / "theirs"), **asked))
+    theirs, mine = (counts_of(out / run / name).tasks["countdown-ltr-3"] for name in ("theirs", "eval"))
+    assert theirs.problems == mine.problems
+    assert abs(theirs.tokens.sum() / theirs.totals.sum() - mine.tokens.sum() / mine.totals.sum()) < 0.3
+    p, q = theirs.rights.sum() / theirs.totals.sum(), mine.rights.sum() / mine.totals.sum()
+    assert abs(p - q) < 4 * (q * (1 - q) * (1 / theirs.totals.sum() + 1 / mine.totals.sum())) ** 0.5 + 0.01
+
+
+def test_what_is_done_stays_and_the_other_engine_would_leave_it(done, tmp_path):
+    study, out = done
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.json")}
+    run_stacked(written(tmp_path), out)
+    after = {path: path.stat().st_mtime_ns for path in before}
+    assert {p: t for p, t in after.items() if p.name != "study.json"} == {
+        path: at for path, at in before.items() if path.name != "study.json"
+    }
+    assert _unfinished(out, study.runs()) == []
+
+
+def _stacked_study(file, out):
+    run_stacked(file, out, jobs=1)
+
+
+def test_killed_it_goes_on_with_the_next_stack(tmp_path):
+    file, out = written(tmp_path), tmp_path / "out"
+    process = Started(_stacked_study, str(file), str(out))
+    first = out / "grpo+beta0.0-s0" / "status.json"
+    while not (first.is_file() and json.loads(first.read_text())["state"] == "done"):
+        assert process.poll() is None, process.end()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.end()
+    weights = {path: path.read_bytes() for path in (out / "base").rglob("*.safetensors")}
+    assert len(finished_runs(out)) < 1 + len(RUNS)
+    kept = os.stat(first).st_mtime_ns
+    _, left = run_stacked(file, out, jobs=3)
+    assert left == []
+    assert set(finished_runs(out)) == {"base", *RUNS}
+    assert os.stat(first).st_mtime_ns == kept, "what was done is not done again"
+    assert {path: path.read_bytes() for path in (out / "base").rglob("*.safetensors")} == weights
+
+
+def test_a_stack_that_would_not_end_in_time_is_not_begun(tmp_path, monkeypatch):
+    clock = iter(range(0, 100_000, 100))
+    monkeypatch.setattr(stacked.time, "monotonic", lambda: next(clock))
+    began = []
+    monkeypatch.setattr(
+        stacked,
+        "_Engine",
+        lambda *args: type("E", (), {"device": "cpu", "run": lambda self, names: began.append(names)})(),
+    )
+    _, left = run_stacked(written(tmp_path), tmp_path / "out", jobs=1, minutes=10)
+    assert 0 < len(began) < len(RUNS)
+    assert len(left) == len(RUNS), "none of them is done"
+
+
+def test_seeds_come_one_after_the_other_and_only_what_is_alike_is_stacked(tmp_path):
+    variants = STUDY["variants"] | {"longer": {"max_steps": 7}, "fewer": {"rows": 30}}
+    study = load_study(written(tmp_path, variants=variants))
+    groups = list(stacked._stacks(study, study.runs()[1:], most=2))
+    assert sorted(run for group in groups for run in group) == sorted(study.runs()[1:])
+    assert max(map(len, groups)) == 2
+    seeds = [min(int(run[-1]) for run in group) for group in groups]
+    assert seeds == sorted(seeds)
+    for group in groups:
+        assert len({(s["max_steps"], s["rows"]) for s in map(study.settings_of, group)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [("use_vllm", True, "use_vllm"), ("dynamic_sampling", 2, "dynamic_sampling"), ("sft", {}, "sft")],
+)
+def test_what_it_has_no_code_for_is_one_sentence(tmp_path, setting, value, said):
+    with pytest.raises(UserError, match=f"stacked engine has no {said}"):
+        run_stacked(written(tmp_path, train=STUDY["train"] | {setting: value}), tmp_path / "out")
