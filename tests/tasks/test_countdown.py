@@ -243,7 +243,7 @@ def test_reachable_targets_are_brute_forces(low, high):
 
 
 WORLDS = [("countdown-ltr", 4, 9, 0, 99), ("countdown-ltr-3", 3, 9, 0, 99), ("countdown-ltr-far", 4, 9, 100, 199),
-          ("countdown-hard", 5, 20, 200, 999), ("countdown-hard-far", 5, 20, 100, 199)]  # fmt: skip
+          ("countdown-hard", 5, 20, 200, 999), ("countdown-hard-far", 5, 20, 200, 999)]  # fmt: skip
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -256,6 +256,8 @@ def test_every_problem_is_solvable_and_every_solution_right(task, count, largest
         assert (p.task, len(numbers), json.loads(p.answer)) == (task, count, {"numbers": numbers, "target": target})
         assert all(1 <= x <= largest for x in numbers)
         assert low <= target <= high
+        if count == 5:
+            assert (45 <= target % 100 <= 54) == (task == "countdown-hard-far")
         right = solutions(numbers, target)
         assert right
         assert scorer.score([*right, f"{right[0]}+1"], [p.answer] * (len(right) + 1)) == [1.0] * len(right) + [0.0]
