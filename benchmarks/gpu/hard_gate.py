@@ -4,12 +4,16 @@
 
 Bases that differ in what they are shown are taught side by side. From the one of each kind that the rules choose, GRPO without
 KL is trained on each of POOLS at each of RATES and measured on the way, and a cell is chosen. OUT/hard.yaml is then the study
-with what was chosen; ``study.py run --study OUT/hard.yaml --engine stacked`` goes on from there. --quick: few steps and
-samples, for a CPU; its numbers mean nothing.
+with what was chosen, and OUT/study its folder, with the base in it; this goes on from there:
+
+    python benchmarks/gpu/study.py run --study OUT/hard.yaml --out OUT/study --engine stacked --records results/gpu/hard
+
+--quick: few steps and samples, for a CPU; its numbers mean nothing.
 """
 
 import argparse
 import json
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -32,7 +36,7 @@ from sage_rlvr.stacked.train import Run, train
 from sage_rlvr.stacked.world import World
 from sage_rlvr.stats.intervals import Interval, crossed
 from sage_rlvr.stats.pass_at_k import pass_at_k
-from sage_rlvr.study.job import demonstration_rows
+from sage_rlvr.study.job import START, demonstration_rows
 from sage_rlvr.tasks import load_task
 from sage_rlvr.tasks.countdown import HARD, HARD_FAR
 from sage_rlvr.train.config import SAGEConfig
@@ -96,8 +100,8 @@ class Gate:
         self.tests = {}
         for task in (HARD, HARD_FAR):
             world = World(task, self.tokenizer, self.device)
-            self.tests[task] = world, world.problems(load_task(task, limit=20 if quick else 500, split="test"))
-        self.n, self.found = 8 if quick else 256, {"machine": made_with(), "bases": {}, "cells": []}
+            self.tests[task] = world, world.problems(load_task(task, limit=8 if quick else 500, split="test"))
+        self.n, self.found = 4 if quick else 256, {"machine": made_with(), "bases": {}, "cells": []}
         self.bases: dict[str, Measured] = {}
 
     def load(self, folder: Path) -> tuple[Any, Any]:
@@ -178,8 +182,13 @@ class Gate:
         hard = dict(self.hard)
         hard["train"] |= {"learning_rate": cell["rate"], "rows": POOLS[cell["pool"]], "max_steps": cell["steps"]}
         hard["variants"]["low_rate"]["learning_rate"] = round(cell["rate"] / 3, 8)
-        hard["base"] = {"model": str((self.out / cell["base"] / "model").resolve())}
+        kind, _, length = cell["base"].rpartition("-")
+        hard["base"]["demonstrations"]["guesses"] = GUESSES[kind]
+        hard["base"]["sft"]["max_steps"] = int(length)
         (self.out / "hard.yaml").write_text(yaml.safe_dump(hard, sort_keys=False, allow_unicode=True))
+        study = (self.out / "study" / "base").resolve()  # its base is there already
+        shutil.copytree(self.out / cell["base"] / "model", study / "model", dirs_exist_ok=True)
+        (study / START).write_text(json.dumps({"model": str(study / "model")}) + "\n")
         self.keep(cell=self.found["cell"])
 
 
