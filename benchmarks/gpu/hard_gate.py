@@ -1,6 +1,7 @@
 """Which base, problems, rate and length for the miniature with room: the gate of docs/protocols/hard.md, in stacks.
 
-    python benchmarks/gpu/hard_gate.py --out runs/hard_gate --to results/gpu/hard_gate2.json
+    python benchmarks/gpu/hard_gate.py --prepare        # on any machine: the demonstrations
+    python benchmarks/gpu/hard_gate.py
 
 Bases that differ in what they are shown are taught side by side. From the one of each kind that the rules choose, GRPO without
 KL is trained on each of POOLS at each of RATES and measured on the way, and a cell is chosen. OUT/hard.yaml is then the study
@@ -12,6 +13,7 @@ with what was chosen, and OUT/study its folder, with the base in it; this goes o
 """
 
 import argparse
+import gzip
 import json
 import shutil
 import sys
@@ -42,7 +44,7 @@ from sage_rlvr.tasks.countdown import HARD, HARD_FAR
 from sage_rlvr.train.config import SAGEConfig
 
 GUESSES = {"plain": 0.0, "half": 0.5, "most": 0.8}  # kind of base → the share of demonstrations that are guesses
-LENGTHS = (3000, 6000)  # steps of SFT
+LENGTHS = (4000, 12_000)  # steps of SFT
 POOLS = {"again": 6_000, "once": 38_400}  # problems of RL: seen 6.4 times each in 400 steps, or once
 RATES = (2e-5, 5e-5, 1.5e-4, 4e-4)
 ON_THE_WAY = (100, 200, 300, 400)  # steps after which a training is measured
@@ -90,6 +92,19 @@ def lost(base: Measured, cell: Measured, run: int, k: int) -> Interval:
     return crossed([difference[None]]).interval()
 
 
+def shown_rows(out: Path, asked: dict[str, Any]) -> list[dict[str, str]]:
+    """Demonstrations, kept in OUT: they take minutes of the processor, so they are made before there is a GPU (--prepare)."""
+    kept = out / f"demonstrations-{asked['guesses']}.json.gz"
+    if not kept.is_file():
+        out.mkdir(parents=True, exist_ok=True)
+        made = {"asked": asked, "rows": [(row["prompt"], row["completion"]) for row in demonstration_rows(**asked)]}
+        kept.write_bytes(gzip.compress(json.dumps(made).encode()))
+    found = json.loads(gzip.decompress(kept.read_bytes()))
+    if found["asked"] != asked:
+        raise SystemExit(f"{kept} holds other demonstrations than {asked}: delete it.")
+    return [{"prompt": prompt, "completion": answer} for prompt, answer in found["rows"]]
+
+
 class Gate:
     def __init__(self, hard: dict[str, Any], out: Path, to: Path, quick: bool):
         self.hard, self.out, self.to, self.quick, self.began = hard, out, to, quick, time.monotonic()
@@ -120,7 +135,7 @@ class Gate:
 
     def teach(self) -> None:
         asked, sft = self.hard["base"]["demonstrations"], self.hard["base"]["sft"]
-        shown = [demonstration_rows(**asked | {"guesses": share}) for share in GUESSES.values()]
+        shown = [shown_rows(self.out, asked | {"guesses": share}) for share in GUESSES.values()]
         self.keep(demonstrations=len(shown[0]))
         for steps in LENGTHS if not self.quick else (4,):
             stack = Stack.of(self.model, len(shown), self.device)
@@ -195,12 +210,19 @@ class Gate:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="runs/hard_gate", help="folder of the bases and of the chosen study")
-    parser.add_argument("--to", required=True, help="JSON file of what was measured and chosen")
+    parser.add_argument("--to", default="results/gpu/hard_gate2.json", help="JSON file of what was measured and chosen")
+    parser.add_argument(
+        "--prepare", action="store_true", help="only make the demonstrations, and keep them in OUT: no GPU"
+    )
     parser.add_argument("--quick", action="store_true", help="few steps and samples, on a CPU: a smoke test")
     args = parser.parse_args()
     hard = yaml.safe_load(files("sage_rlvr").joinpath("studies", "hard.yaml").read_text(encoding="utf-8"))
     if args.quick:
         hard["base"]["demonstrations"] |= {"problems": 64, "after": 0}
+    if args.prepare:
+        for share in GUESSES.values():
+            shown_rows(Path(args.out), hard["base"]["demonstrations"] | {"guesses": share})
+        return 0
     gate = Gate(hard, Path(args.out), Path(args.to), args.quick)
     gate.teach()
     kinds = [{name: row for name, row in gate.found["bases"].items() if name.startswith(kind)} for kind in GUESSES]

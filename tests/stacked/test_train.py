@@ -185,6 +185,26 @@ def test_what_is_paid_for_is_learned(small):
     assert float(held.log[-1]["kl_ref"]) < float(free.log[-1]["kl_ref"])
 
 
+def test_a_run_that_diverges_stops_alone(small):
+    """At a rate of 1e30 every weight is infinite after a step; the run beside it does not notice."""
+    odd, fine = Run("odd", config(learning_rate=1e30)), Run("fine", config(seed=2))
+    together = ran(small, [odd, fine])
+    alone = ran(small, [Run("fine", config(seed=2))])
+    assert odd.diverged in (2, 3)
+    assert (fine.diverged, len(fine.log)) == (None, 4)
+    for name, p in together.weights.items():
+        assert torch.allclose(p[1], alone.weights[name][0], atol=1e-4), name
+
+
+def test_a_gradient_that_is_not_finite_moves_nothing():
+    weights = {"a.weight": torch.ones(2, 3)}
+    optimizer = AdamW(weights, decay=0.1)
+    weights["a.weight"].grad = torch.tensor([[1.0, torch.inf, 1.0], [1.0, 1.0, 1.0]])
+    optimizer.step(torch.tensor([0.1, 0.1]))
+    assert (weights["a.weight"][0] == 1).all()
+    assert (weights["a.weight"][1] < 1).all()
+
+
 def test_a_random_reward_pays_by_chance_and_tells_the_truth(small):
     run = Run("chance", config(max_steps=6), chance=0.5)
     ran(small, [run], small[1])

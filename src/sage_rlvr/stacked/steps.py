@@ -23,11 +23,12 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, rates: Tensor) -> Tensor:
-        """With a learning rate per run, (R,); answers the runs' gradient norms before clipping, (R,)."""
+        """With a learning rate per run, (R,); answers the runs' gradient norms before clipping, (R,). A run whose gradient is not
+        finite keeps its weights."""
         self.done += 1
         grads = {name: p.grad for name, p in self.weights.items() if p.grad is not None}
         norms = torch.stack([g.flatten(1).square().sum(1) for g in grads.values()]).sum(0).sqrt()  # (R,)
-        factor = (self.clip / (norms + 1e-6)).clamp(max=1.0)
+        finite, factor = norms.isfinite(), (self.clip / (norms + 1e-6)).clamp(max=1.0)
         one, two = self.betas
         unbiased = (1 - one**self.done), (1 - two**self.done) ** 0.5
         for name, g in grads.items():
@@ -36,12 +37,16 @@ class AdamW:
             def per_run(x: Tensor, like: Tensor = p) -> Tensor:
                 return x.view(-1, *[1] * (like.ndim - 1))
 
-            g = g * per_run(factor)
+            g = torch.where(per_run(finite), g * per_run(factor), 0.0)
             if self.decay and "bias" not in name and "norm" not in name:  # as Trainer
-                p.mul_(1 - per_run(rates) * self.decay)
+                p.mul_(1 - per_run(rates * finite) * self.decay)
             self.mean[name].lerp_(g, 1 - one)
             self.square[name].mul_(two).addcmul_(g, g, value=1 - two)
-            p.sub_(per_run(rates / unbiased[0]) * self.mean[name] / (self.square[name].sqrt() / unbiased[1] + self.eps))
+            p.sub_(
+                per_run(rates * finite / unbiased[0])
+                * self.mean[name]
+                / (self.square[name].sqrt() / unbiased[1] + self.eps)
+            )
             p.grad = None
         return norms
 

@@ -34,6 +34,7 @@ class Run:
             args.learning_rate, args.max_steps, int(args.warmup_steps), str(args.lr_scheduler_type.value)
         )
         self.log: list[dict[str, Tensor | float]] = []
+        self.diverged: int | None = None  # the step at which a number was not finite: from then on it is not trained
 
     def starts(self, problems: int, device: str | torch.device) -> None:
         self.draws = torch.Generator(device).manual_seed(seeded("rollouts", self.args.seed))
@@ -94,13 +95,25 @@ def train(
         right = world.right(problems, which, ids).float()  # (R, P, G)
         rolled = _rolled(stack, base, prompts, *_shorter(ids, counted(ids, world.end)))
         own = [{name: x[r].flatten(0, 1) for name, x in rolled.items()} for r in range(len(runs))]
-        losses = [run.loss(rows, right[r].flatten(), world, step) for r, (run, rows) in enumerate(zip(runs, own))]
-        torch.stack(losses).sum().backward()
+        _mark(runs, torch.stack([rows["logps"].detach().isfinite().all() for rows in own]), step)
+        trained = [r for r, run in enumerate(runs) if run.diverged is None]
+        if not trained:
+            return
+        losses = torch.stack([runs[r].loss(own[r], right[r].flatten(), world, step) for r in trained])
+        losses.sum().backward()
         norms = optimizer.step(torch.tensor([run.rates[step] for run in runs], device=device))
+        _mark(runs, norms.isfinite(), step)
         seconds = (time.perf_counter() - began) / len(runs)
-        for r, run in enumerate(runs):
-            run.log[-1] |= {"grad_norm": norms[r], "learning_rate": run.rates[step], "seconds": seconds}
+        for r in trained:
+            runs[r].log[-1] |= {"grad_norm": norms[r], "learning_rate": runs[r].rates[step], "seconds": seconds}
         at(step + 1)
+
+
+def _mark(runs: Sequence[Run], finite: Tensor, step: int) -> None:
+    """``finite``: (R,) bool."""
+    for run, good in zip(runs, finite.tolist()):
+        if not good and run.diverged is None:
+            run.diverged = step + 1
 
 
 def _rolled(stack: Stack, base: Stack, prompts: Prompts, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:

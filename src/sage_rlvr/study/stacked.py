@@ -157,10 +157,12 @@ class _Engine:
 
         world, problems = self.drawn[where]
         train(runs, stack, self.base, world, problems, at)
-        for name in names:
-            self._say(name, "running", "eval", started=started)
         self._measure(stack, names)
         for r, name in enumerate(names):
+            if (step := runs[r].diverged) is not None:
+                error = f"a number was not finite at step {step}: a smaller learning_rate, or another beta"
+                self._say(name, "failed", "train", started=started, error=error)
+                continue
             stack.put(r, self.model)
             folder = self.out / name / "train"
             self.model.save_pretrained(folder)
