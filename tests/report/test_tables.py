@@ -114,7 +114,7 @@ def test_the_papers_averages_are_the_means_of_its_tasks():
     """The transcription checks itself: an average is printed to three digits."""
     for number in (1, 3, 4):
         for row, cells in paper.results(number).items():
-            for k in (1, paper.TOP[number]):
+            for k in (1, paper.TABLES[number]["top"]):
                 mean = sum(cells[t, k].mean for t in paper.TASKS) / 3
                 assert cells[paper.AVERAGE, k].mean == pytest.approx(mean, abs=0.0011), (number, row, k)
 

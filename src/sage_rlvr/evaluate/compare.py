@@ -4,16 +4,15 @@ Every run is judged on the problems that all of them have, with a verifiable gol
 its paired interval against every other run excludes 0 (each at the stated level; not corrected for how many there are).
 """
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate.results import without_nan
+from sage_rlvr.evaluate.results import as_json
 from sage_rlvr.stats import estimates
 from sage_rlvr.stats.counts import Counts, counts_of, shared
 from sage_rlvr.stats.intervals import RESAMPLES, bands
@@ -63,7 +62,7 @@ class Comparison:
         return [(g, k) for g in groups for k in dict.fromkeys((1, self.top))]
 
     def to_json(self) -> str:
-        return json.dumps(without_nan(asdict(self)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        return as_json(self)
 
 
 def compare(
@@ -153,11 +152,11 @@ def _task_notes(task: str, names: list[str], runs: int, found: list[Any], left_o
         out.append(f"{task}: only in {', '.join(names)}, so not in the average")
     barred = sorted({p for t in found for p in t.unverifiable})
     if barred:
-        out.append(f"{task}: {len(barred)} problems with an unverifiable gold dropped from every run ({_some(barred)})")
+        out.append(f"{task}: {len(barred)} problems with an unverifiable gold dropped from every run ({some(barred)})")
     other = [p for p in left_out if p not in set(barred)]
     if other:
         shown = f"compared on the {len(found[0].problems)} common problems; "
-        out.append(f"{task}: {shown}{len(other)} are not complete in every run ({_some(other)})")
+        out.append(f"{task}: {shown}{len(other)} are not complete in every run ({some(other)})")
     return out
 
 
@@ -181,5 +180,5 @@ def _settings_notes(rows: list[Row], runs: list[Counts], top: int) -> list[str]:
     return out
 
 
-def _some(ids: list[str], most: int = 5) -> str:
+def some(ids: list[str], most: int = 5) -> str:
     return ", ".join(ids[:most]) + (", …" if len(ids) > most else "")
