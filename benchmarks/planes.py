@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from claims import CONTROL, judged, over_control, pairs, verdict
 from controls import HALF, MIXED, null, positive
-from pairs import pairs
 from steady import steady
 
 from sage_rlvr.show.figures_study import draw_frontier
@@ -14,7 +14,6 @@ from sage_rlvr.stats.guess import guess_line
 from sage_rlvr.stats.intervals import FEWEST, Interval
 from sage_rlvr.stats.matched import matched
 from sage_rlvr.stats.table import markdown, shown
-from sage_rlvr.stats.verdict import CONTROL, judged, over_control, verdict
 from sage_rlvr.study.plan import Study
 from sage_rlvr.study.read import read_planes
 

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import readme_figure
 from beside import RATIOS, Curves, draw_curves, support_rows, training_curves
+from claims import like_for_like
 from evidence import filled_pages, verdict_figure
 from gpu.records import RUNS, unpack
-from pairs import like_for_like
 from planes import REFERENCES, frontier_part
 from steady import same, steady, steady_names
 

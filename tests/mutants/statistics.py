@@ -170,7 +170,7 @@ MUTANTS = [
         ),
     ),
     *within(
-        "stats/verdict.py",
+        "benchmarks/claims.py",
         "tests/study/test_verdict.py",
         (
             "a study without the low-rate control claims a winner",

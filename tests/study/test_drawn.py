@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.pairs import pairs
+from benchmarks.claims import pairs
 from sage_rlvr.stats.distance import excesses
 from sage_rlvr.stats.frontier import Point, frontiers
 from sage_rlvr.study.read import read_runs

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from benchmarks.pairs import Pair, pairs
+from benchmarks.claims import Pair, pairs
 from sage_rlvr.show.figures_study import draw_frontier
 from sage_rlvr.stats.frontier import Point, frontiers
 from sage_rlvr.stats.intervals import Interval

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from benchmarks.claims import pairs
 from benchmarks.controls import HALF, MIXED, null, positive
-from benchmarks.pairs import pairs
 from sage_rlvr import UserError
 from sage_rlvr.models import write_whole
 from sage_rlvr.stats.counts import RIGHT, WRONG, TaskCounts

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.pairs import pairs
+from benchmarks.claims import pairs
 from sage_rlvr.stats.frontier import Point, frontiers
 from tests.slow import but_few
 from tests.stats.test_intervals import PROBLEMS, arms
