@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate.results import as_json
 from sage_rlvr.stats import estimates
 from sage_rlvr.stats.counts import Counts, counts_of, shared
 from sage_rlvr.stats.intervals import RESAMPLES, bands
+from sage_rlvr.stats.table import as_json
 from sage_rlvr.store.settings import INPUTS, WEIGHTS, differences
 
 VERSION = 1

@@ -4,10 +4,9 @@ Point estimates pool a problem's samples over seeds: n·seeds of them stand behi
 problems: they say how far the mean would move with another draw of problems like these (docs/reference/numbers.md).
 """
 
-import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from sage_rlvr.stats import estimates
 from sage_rlvr.stats.counts import Counts, Gap, TaskCounts, counts_of, shared
 from sage_rlvr.stats.intervals import RESAMPLES, Bands, bands
 from sage_rlvr.stats.pass_at_k import Support, support_metrics
+from sage_rlvr.stats.table import as_json
 from sage_rlvr.store.samples import SampleStore
 
 VERSION = 1
@@ -224,23 +224,3 @@ def _shared_tasks(a: Counts, b: Counts) -> list[str]:
     if not names:
         raise UserError(f"{a.folder} and {b.folder} share no task; evaluate both on the same tasks.")
     return names
-
-
-# ---- JSON --------------------------------------------------------------------------------------------------------
-
-
-def plain(x: Any) -> Any:
-    """As JSON has it: dataclasses as objects, null for nan."""
-    if is_dataclass(x) and not isinstance(x, type):
-        return plain(asdict(x))
-    if isinstance(x, Mapping):
-        return {str(k): plain(v) for k, v in x.items()}
-    if isinstance(x, list | tuple):
-        return [plain(v) for v in x]
-    if isinstance(x, np.generic):
-        x = x.item()
-    return None if isinstance(x, float) and not math.isfinite(x) else x
-
-
-def as_json(x: Any) -> str:
-    return json.dumps(plain(x), indent=1, ensure_ascii=False, allow_nan=False) + "\n"

@@ -19,13 +19,14 @@ from sage_rlvr.analysis.records import training_of
 from sage_rlvr.analysis.scoring import source_of
 from sage_rlvr.analysis.trace import Traced, trace
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate.results import as_json, plain, support
+from sage_rlvr.evaluate.results import support
 from sage_rlvr.names import near
 from sage_rlvr.show import figures_analysis as figures
 from sage_rlvr.show.console_eval import support_table
 from sage_rlvr.show.style import Figure
 from sage_rlvr.show.tables import Table, digits
 from sage_rlvr.stats.counts import counts_of
+from sage_rlvr.stats.table import as_json, plain
 from sage_rlvr.store import SampleStore
 
 LAST = {"reward": "reward", "entropy": "entropy", "KL shaped": "kl", "KL plain": "kl_ref", "mean q": "sage/q_mean"}

@@ -17,13 +17,14 @@ from sage_rlvr.analysis.dynamics import THIRDS
 from sage_rlvr.analysis.grid import grid
 from sage_rlvr.analysis.patterns import patterns
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate.results import Estimate, Results, as_json, results
+from sage_rlvr.evaluate.results import Estimate, Results, results
 from sage_rlvr.names import near
 from sage_rlvr.show import paper, tables
 from sage_rlvr.show.paper_figures import FIGURES
 from sage_rlvr.show.paper_runs import Folders, Runs, model_name
 from sage_rlvr.show.style import Figure
 from sage_rlvr.show.tables import bracketed, digits
+from sage_rlvr.stats.table import as_json
 
 NOT_RUN = "not run"
 

@@ -1,9 +1,7 @@
 """What ``sage-rlvr study`` prints: a live table while it runs, the study's own table after."""
 
-import json
 import os
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +147,7 @@ def show_table(out: str | Path, console: Console | None = None, reference: str |
         highlight=False,
     )
     write_whole(out / "table.md", as_markdown(rows))
-    write_whole(out / "table.json", json.dumps(as_json(rows), indent=1) + "\n")
+    write_whole(out / "table.json", as_json(rows))
     console.print(f"written: {out / 'table.md'}, {out / 'table.json'}", soft_wrap=True)
     if reference is not None or {"base"} < {r.variant for r in rows}:
         _show_against(console, out, reference or "base")
@@ -165,7 +163,7 @@ def _show_against(console: Console, out: Path, reference: str) -> None:
             if x.task == task:
                 table.add(x.variant, str(x.seeds), _signed(x.pass_1), _signed(x.pass_n), x.verdict())
         table.show(console)
-    write_whole(out / "against.json", json.dumps([asdict(x) for x in less], indent=1) + "\n")
+    write_whole(out / "against.json", as_json(less))
     console.print(f"written: {out / 'against.json'}", soft_wrap=True)
 
 
@@ -196,15 +194,15 @@ def show_frontier(out: str | Path, reference: str | None = None, task: str | Non
     stem = out / ("frontier" if task == first else f"frontier-{task}")
     guess = guess_line(task, planes.problems, planes.k, planes.strata)
     draw_frontier(stem, points, found, against, planes.k, planes.start, guess)
-    write_whole(Path(f"{stem}.json"), json.dumps([asdict(f) for f in found], indent=1) + "\n")
+    write_whole(Path(f"{stem}.json"), as_json(found))
     told = {
         "task": task,
         "reference": against,
         "n": planes.k,
         "base": planes.start,
-        "points": [asdict(p) for p in points],
+        "points": points,
     }
-    write_whole(Path(f"{stem}_points.json"), json.dumps(told, indent=1) + "\n")
+    write_whole(Path(f"{stem}_points.json"), as_json(told))
     console.print(f"written: {stem}.json, {stem}_points.json, {stem}.svg, {stem}.png", soft_wrap=True)
     _show_distance(console, out, task, against, Path(f"{stem}_distance"))
 
@@ -221,7 +219,7 @@ def _show_distance(console: Console, out: Path, task: str, against: str, stem: P
         table.add(f.family, str(f.runs), *(_signed(x) for x in f.above.values()))
     table.show(console)
     draw_distance(stem, runs, [against], found)
-    write_whole(stem.with_suffix(".json"), json.dumps([asdict(f) for f in found], indent=1) + "\n")
+    write_whole(stem.with_suffix(".json"), as_json(found))
     console.print(f"written: {stem}.json, {stem}.svg, {stem}.png", soft_wrap=True)
 
 
