@@ -18,7 +18,6 @@ from sage_rlvr.stats.intervals import RESAMPLES, bands
 from sage_rlvr.stats.table import as_json
 from sage_rlvr.store.settings import INPUTS, WEIGHTS, differences
 
-VERSION = 1
 AVERAGE = "average"
 ROUNDING = 1e-9  # equal rates from other numbers of samples differ in the last bit
 # runs may differ in these unremarked
@@ -53,7 +52,6 @@ class Comparison:
     rows: list[Row]
     notes: list[str]
     absent: dict[str, str]  # folder → why it is not in the table
-    version: int = VERSION
 
     @property
     def columns(self) -> list[tuple[str, int]]:
@@ -75,7 +73,7 @@ def compare(
         raise UserError(f"compare: there is no run to show ({said}).")
     top = min(t.n for run in runs for t in run.tasks.values())
     ks = estimates.default_ks(top)
-    rows = [Row(name, run.folder, run.model, {}) for name, run in zip(_names(runs), runs)]
+    rows = [Row(name, run.folder, run.model, {}) for name, run in zip(names([run.folder for run in runs]), runs)]
     notes = [f"{row.name}: {note}" for row, run in zip(rows, runs) for note in run.notes]
     problems: dict[str, int] = {}
     everywhere: dict[str, np.ndarray] = {}  # (runs, problems, K)
@@ -137,10 +135,10 @@ def _fill(rows: list[Row], group: str, ks: list[int], tables: list[np.ndarray], 
             row.cells[group][k] = Cell(own[0], own[1], own[2], bold, (first[0], first[1], first[2]) if i else None)
 
 
-def _names(runs: Sequence[Counts]) -> list[str]:
+def names(folders: Sequence[str | Path]) -> list[str]:
     """Folder names; whole paths where two are the same."""
-    short = [Path(run.folder).resolve().name for run in runs]
-    return [name if short.count(name) == 1 else run.folder for name, run in zip(short, runs)]
+    short = [Path(folder).resolve().name for folder in folders]
+    return [name if short.count(name) == 1 else str(folder) for name, folder in zip(short, folders)]
 
 
 # ---- what a reader must know ---------------------------------------------------------------------------------------

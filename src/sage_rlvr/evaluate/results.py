@@ -20,7 +20,6 @@ from sage_rlvr.stats.pass_at_k import Support, support_metrics
 from sage_rlvr.stats.table import as_json
 from sage_rlvr.store.samples import SampleStore
 
-VERSION = 1
 Source = str | Path | SampleStore | Counts
 
 
@@ -86,7 +85,6 @@ class Results:
     average: Average | None
     notes: list[str]
     support: dict[str, SupportTask] | None = None  # against a base
-    version: int = VERSION
 
     def to_json(self) -> str:
         return as_json(self)

@@ -20,7 +20,6 @@ from sage_rlvr.report.standing import standing, unhealthy
 from sage_rlvr.stats.counts import RIGHT, TaskCounts
 from sage_rlvr.stats.intervals import RESAMPLES
 
-VERSION = 1
 DRAWS = 20_000_000  # numbers that compare() may hold for a task
 STATEMENT = 1_500  # characters shown of a problem
 POINTS = 150_000  # of all training curves together, about 2 MB
@@ -63,7 +62,6 @@ def tokens_data(runs: FoundRuns) -> dict[str, Any]:
 def _what_is_there(runs: FoundRuns) -> dict[str, Any]:
     tasks = dict.fromkeys(t for run in runs.evals for t in run.counts.tasks)
     out = {
-        "version": VERSION,
         "made": made_with(),
         "absent": runs.absent,
         "tasks": {t: support(t, runs.evals) for t in tasks},

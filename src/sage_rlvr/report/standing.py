@@ -172,7 +172,7 @@ def _groups(counts: dict[str, list[list[TaskCounts]]], references: dict[str, int
 
 
 def _beside(told: list[Row]) -> dict[str, float | None]:
-    """Of a variant's rows, one a task: problems that only the base or only it solves, and means over tasks where they are known."""
+    """Of a variant's rows, one a task: problems that only the base or only it solves; means over tasks where they are known."""
     distinct = [row.solutions.mean for row in told if row.solutions]
     cut = [row.truncated for row in told if row.truncated is not None]
     return {

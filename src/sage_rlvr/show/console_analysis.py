@@ -19,6 +19,7 @@ from sage_rlvr.analysis.records import training_of
 from sage_rlvr.analysis.scoring import source_of
 from sage_rlvr.analysis.trace import Traced, trace
 from sage_rlvr.errors import UserError
+from sage_rlvr.evaluate.compare import names
 from sage_rlvr.evaluate.results import support
 from sage_rlvr.names import near
 from sage_rlvr.show import figures_analysis as figures
@@ -69,12 +70,6 @@ class Page:
         if self.base is None:
             raise UserError(f"analyze {self.kind} needs base: {what}.")
         return self.base
-
-
-def names(runs: Sequence[str | Path]) -> list[str]:
-    """Folder names; whole paths where two are the same."""
-    short = [Path(r).resolve().name for r in runs]
-    return [s if short.count(s) == 1 else str(r) for s, r in zip(short, runs)]
 
 
 def unfinished(folder: str | Path) -> list[str]:
@@ -183,7 +178,7 @@ def _perplexity(page: Page, thresholds: Sequence[float] = (), **how: Any) -> Non
     by_run = {run: tails(x, marks) for run, x in pooled.items()}
     columns = ("run", "samples", "median", "mean", *(f"{name}\n({mark:.3g})" for name, mark in marks.items()))
     rows = [
-        (run, f"{t.samples:,}", f"{t.quantiles[0.5]:.3f}", f"{t.mean:.3f}", *t.above.values())
+        (run, f"{t['samples']:,}", f"{t['quantiles'][0.5]:.3f}", f"{t['mean']:.3f}", *t["above"].values())
         for run, t in by_run.items()
     ]
     page.table(f"perplexity under {scorer.name}; share of samples above", columns, rows)

@@ -66,14 +66,8 @@ def _curves(
 ) -> dict[str, dict[str, Curve]]:
     """panel → row → curve. One evaluation a row and model: the first that can be read."""
     out: dict[str, dict[str, Curve]] = {}
-    for label, folders in runs.labels.items():
-        row = paper.row_of(label)
-        if rows is not None and row not in rows:
-            continue
-        evaluations = runs.evaluations(folders)
-        if not evaluations:
-            runs.missing(label, folders, "evaluation")
-        for r in runs.read(evaluations, results):
+    for row in [row for row in runs.rows if rows is None or row in rows]:
+        for r in runs.read_evaluations(row, results):
             for task, t in r.tasks.items():
                 if t.pass_at and (tasks is None or task in tasks):
                     panel = f"{model_name(Path(r.folder))} · {task}" if by_model else paper.TASKS.get(task, task)

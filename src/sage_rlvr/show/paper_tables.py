@@ -166,7 +166,7 @@ def grid_table(runs: Runs) -> Table:
     """Table 6: the τ×ρ grid on AMC23; every run whose guide has a threshold and a ratio."""
     title = "Table 6: branch guide on AMC23 over τ and ρ (the paper's: 3 seeds)"
     table = Table("table6", title, ["pass@1", f"pass@{paper.GRID_TOP}"], {})
-    folders = runs.evaluations([f for own in runs.labels.values() for f in own])
+    folders = runs.evaluations([f for own in runs.rows.values() for f in own])
     ours = {}
     for g in runs.read([Path("grid")], lambda _: grid(folders, paper.GRID_TASK)) if folders else []:  # one, or none
         ours = {(c.threshold, c.ratio): (c, g.top) for c in g.cells}

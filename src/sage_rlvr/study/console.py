@@ -17,7 +17,6 @@ from sage_rlvr.report.page import build_report
 from sage_rlvr.show.figures_study import draw_distance, draw_frontier
 from sage_rlvr.stats.distance import excesses
 from sage_rlvr.stats.frontier import frontiers
-from sage_rlvr.stats.guess import guess_line
 from sage_rlvr.stats.intervals import Interval
 from sage_rlvr.stats.matched import matched
 from sage_rlvr.stats.table import as_json, as_markdown, cells, columns, shown
@@ -192,8 +191,7 @@ def show_frontier(out: str | Path, reference: str | None = None, task: str | Non
         table.add(p.variant, str(p.seeds), *(_signed(x) for x in (p.pass_1, p.pass_n, p.gain)))
     table.show(console)
     stem = out / ("frontier" if task == first else f"frontier-{task}")
-    guess = guess_line(task, planes.problems, planes.k, planes.strata)
-    draw_frontier(stem, points, found, against, planes.k, planes.start, guess)
+    draw_frontier(stem, points, found, against, planes.k, planes.start)
     write_whole(Path(f"{stem}.json"), as_json(found))
     told = {
         "task": task,
