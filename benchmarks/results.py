@@ -206,10 +206,11 @@ def against_part(page: Page, study: Study, out: Path) -> None:
             "\n".join(f"- {_said(x, found.n)}" for x in less if x.task == found.tasks[-1]),
         )
         if guessed:
-            others = steady(found.without(*guessed).less(reference))
+            rest = Standings(found.n, {at: grid for at, grid in found.grids.items() if at[0] not in guessed})
+            others = steady(rest.less(reference))
             page.add(
                 f"The mean without {', '.join(guessed)}, which guessing would solve in {found.n} samples:",
-                "\n".join(f"- {_said(x, found.n)}" for x in others if x.task == MEAN),
+                "\n".join(f"- {_said(x, found.n)}" for x in others if x.task == rest.tasks[-1]),
             )
 
 

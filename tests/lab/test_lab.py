@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sage_rlvr import anchor_penalty, cli
-from sage_rlvr.lab import budget, solutions, theory
+from sage_rlvr.lab import solutions, theory
 from sage_rlvr.lab.descent import Arm, expected_gradient, train
 from sage_rlvr.lab.world import World, random_world
 from sage_rlvr.show import console_lab as page
@@ -100,7 +100,7 @@ def test_checks_can_fail(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(solutions, "entropy_bonus", lambda w, b, e: solutions.reverse_kl(w, b))
     assert not theory.entropy_bonus(world).holds
-    monkeypatch.setattr(theory, "never_sampled", lambda: budget.Budget(torch.ones(4), torch.ones(4), True))
+    monkeypatch.setattr(theory, "never_sampled", lambda: (torch.ones(4), torch.ones(4), True))
     assert not theory.theorem_4_2().holds
 
 

@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,27 +53,29 @@ def _gaussian(x: Tensor, mean: float | Tensor, std: float | Tensor) -> Tensor:
 
 def fit_gaussian(direction: str, x: Tensor) -> tuple[float, float]:
     """(mean, std) of the Gaussian nearest to the mixture in reverse or forward KL, by L-BFGS from several starts."""
+    return min(_fit(direction, x, start) for start in (-2.0, 0.0, 2.0))[1:]
+
+
+def _fit(direction: str, x: Tensor, start: float) -> tuple[float, float, float]:
+    """(the divergence, mean, std)"""
     target, width = mixture(x), float(x[1] - x[0])
-    best = (float("inf"), 0.0, 1.0)
-    for start in (-2.0, 0.0, 2.0):
-        free = torch.tensor([start, 0.0], dtype=torch.float64, requires_grad=True)
-        optimiser = torch.optim.LBFGS([free], max_iter=200, line_search_fn="strong_wolfe")
+    free = torch.tensor([start, 0.0], dtype=torch.float64, requires_grad=True)
+    optimiser = torch.optim.LBFGS([free], max_iter=200, line_search_fn="strong_wolfe")
 
-        def divergence(free: Tensor = free) -> Tensor:
-            fit = _gaussian(x, free[0], free[1].exp()) + 1e-300
-            p, q = (fit, target + 1e-300) if direction == "reverse" else (target, fit)
-            return (p * (p.clamp(min=1e-300).log() - q.log())).sum() * width
+    def divergence() -> Tensor:
+        fit = _gaussian(x, free[0], free[1].exp()) + 1e-300
+        p, q = (fit, target + 1e-300) if direction == "reverse" else (target, fit)
+        return (p * (p.clamp(min=1e-300).log() - q.log())).sum() * width
 
-        def closure(free: Tensor = free, optimiser: Any = optimiser, divergence: Any = divergence) -> Tensor:
-            optimiser.zero_grad()
-            loss = divergence()
-            loss.backward()
-            return loss
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = divergence()
+        loss.backward()
+        return loss
 
-        optimiser.step(closure)
-        mean, log_std = free.detach().tolist()
-        best = min(best, (divergence().item(), mean, math.exp(log_std)))
-    return best[1:]
+    optimiser.step(closure)
+    mean, log_std = free.detach().tolist()
+    return divergence().item(), mean, math.exp(log_std)
 
 
 def kl_figure(path: Path) -> Figure:

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from sage_rlvr.show.figures_analysis import panels_for
 from sage_rlvr.show.style import INK, Figure, legend, line, panels, save
 from sage_rlvr.stats.distance import Excess, Run, curve_at
 from sage_rlvr.stats.frontier import Frontier, in_order
 from sage_rlvr.stats.matched import Matched
 
-COLUMNS = 2
 GREY = "#8a8a8a"
 GUESS = "#a83250"
 
@@ -33,8 +33,7 @@ def draw_frontier(
     swept = [f for f, own in families.items() if len(own) > 1 and f != reference]
     single = [p for own in families.values() if len(own) == 1 for p in own if p.family != reference]
     titles: list[str | None] = [*swept, *([None] if single or not swept else [])]
-    columns = min(COLUMNS, len(titles))
-    with panels(columns, -(-len(titles) // columns), sharex=True, sharey=True) as (figure, axes):
+    with panels_for(titles, sharex=True, sharey=True) as (figure, axes):
         for ax, family in zip(axes.flat, titles):
             _family(ax, families[reference], GREY, "o", (-3, -8), reference)
             if family is not None:
@@ -46,8 +45,6 @@ def draw_frontier(
             if guess is not None:
                 ax.axhline(guess, color=GUESS, ls=":", lw=1, label="guessing")
             ax.set_title(family or "one setting each")
-        for ax in axes.flat[len(titles) :]:
-            ax.set_visible(False)
         for ax in axes[-1]:
             ax.set_xlabel("pass@1")
         for ax in axes[:, 0]:
