@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from sage_rlvr.show.figures_analysis import panels_for
-from sage_rlvr.show.style import PAPER, Figure, legend, line, log_scale, save
+from sage_rlvr.show.style import PAPER, Figure, legend, line, log_scale, panels_for, save
 
 
 class Point(Protocol):

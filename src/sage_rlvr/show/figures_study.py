@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sage_rlvr.show.figures_analysis import panels_for
-from sage_rlvr.show.style import INK, Figure, legend, line, panels, save
+from sage_rlvr.show.style import INK, Figure, legend, line, panels, panels_for, save
 from sage_rlvr.stats.distance import Excess, Run, curve_at
 from sage_rlvr.stats.frontier import Frontier, in_order
 from sage_rlvr.stats.matched import Matched

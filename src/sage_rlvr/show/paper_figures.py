@@ -11,11 +11,11 @@ from sage_rlvr.analysis.perplexity import perplexity
 from sage_rlvr.analysis.scoring import source_of
 from sage_rlvr.evaluate.results import results
 from sage_rlvr.show import paper
-from sage_rlvr.show.figures_analysis import draw_perplexity, draw_series, panels_for, quantile_words
+from sage_rlvr.show.figures_analysis import draw_perplexity, draw_series, quantile_words
 from sage_rlvr.show.figures_eval import Curve, pass_at_k_figure
 from sage_rlvr.show.figures_lab import kl_figure
 from sage_rlvr.show.paper_runs import Runs, model_name
-from sage_rlvr.show.style import Figure, legend, line, panels, save, whole_steps
+from sage_rlvr.show.style import Figure, legend, line, panels, panels_for, save, whole_steps
 from sage_rlvr.store import SampleStore
 
 Drawn = tuple[Figure | None, dict[str, Any]]
