@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gpu.records import RUNS
 
 from sage_rlvr.stats.counts import TaskCounts, from_compact
 from sage_rlvr.stats.pass_at_k import pass_at_k
 from sage_rlvr.stats.table import markdown
 from sage_rlvr.study.plan import load_study
-from sage_rlvr.study.records import RUNS
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 

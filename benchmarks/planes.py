@@ -4,16 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from claims import CONTROL, judged, over_control, pairs, verdict
+from controls import HALF, MIXED, null, positive
+from guess import guess_line
 from steady import steady
 
 from sage_rlvr.show.figures_study import draw_frontier
-from sage_rlvr.stats.controls import HALF, MIXED, null, positive
 from sage_rlvr.stats.frontier import Frontier, Planes, Point, frontiers
-from sage_rlvr.stats.guess import guess_line
 from sage_rlvr.stats.intervals import FEWEST, Interval
-from sage_rlvr.stats.matched import matched, pairs
+from sage_rlvr.stats.matched import matched
 from sage_rlvr.stats.table import markdown, shown
-from sage_rlvr.stats.verdict import CONTROL, judged, over_control, verdict
 from sage_rlvr.study.plan import Study
 from sage_rlvr.study.read import read_planes
 

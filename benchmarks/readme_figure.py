@@ -9,13 +9,13 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from gpu.records import RUNS
 from matplotlib import rc_context
 from steady import steady_names
 
 from sage_rlvr.show.style import panels
 from sage_rlvr.stats.counts import from_compact
 from sage_rlvr.stats.pass_at_k import pass_at_k
-from sage_rlvr.study.records import RUNS
 from sage_rlvr.tasks import load_task
 from sage_rlvr.tasks.countdown import guess
 

@@ -32,9 +32,8 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.models import write_whole
 from sage_rlvr.provenance import made_with
 from sage_rlvr.report.page import build_report
-from sage_rlvr.show.console_analysis import plain
 from sage_rlvr.stats.counts import counts_of
-from sage_rlvr.stats.table import common_problems
+from sage_rlvr.stats.table import common_problems, plain
 from sage_rlvr.store import Sample, SampleStore
 from sage_rlvr.study.job import start_model
 from sage_rlvr.study.run import finished_runs

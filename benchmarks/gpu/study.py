@@ -23,11 +23,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from records import BASE, RUNS, keep, pack, unpack
+
 from sage_rlvr.errors import UserError
 from sage_rlvr.provenance import made_with
 from sage_rlvr.study.job import START
 from sage_rlvr.study.plan import Study, load_study, read_folder
-from sage_rlvr.study.records import BASE, RUNS, keep, pack, unpack
 from sage_rlvr.study.run import finished_runs, run_study, status_of
 from sage_rlvr.study.stacked import run_stacked
 

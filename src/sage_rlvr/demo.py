@@ -16,7 +16,7 @@ from sage_rlvr.provenance import made_with
 from sage_rlvr.show.console_analysis import trace_page
 from sage_rlvr.show.style import Figure, line, panels, save
 from sage_rlvr.stats.intervals import Interval
-from sage_rlvr.stats.table import Row, as_json, shown
+from sage_rlvr.stats.table import Row, plain, shown
 from sage_rlvr.study import console as study_console
 from sage_rlvr.study.plan import read_folder
 from sage_rlvr.study.read import read_standings, study_rows
@@ -44,7 +44,7 @@ def run_demo(
     found = differences(out, free)
     said = sentence(found, free, n)
     figure = draw_plane(out / "plane", rows, n, said)
-    table = as_json(rows)
+    table = plain(rows)
     record = {"made": made_with(), "table": table, "differences": [asdict(d) for d in found], "sentence": said}
     write_whole(out / "demo.json", json.dumps(record, indent=1) + "\n")
     show_tables(console, rows, found, n)

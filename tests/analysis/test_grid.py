@@ -42,11 +42,6 @@ def test_defaults_of_the_guide_count(tmp_path):
     assert settings_of(evaluated(tmp_path, "a", {"ratio": 0.7}, {"p": "1"})) == (1.2, 0.7)
 
 
-def test_folder_names(tmp_path):
-    run = make_store(tmp_path / "grid_tau0.8_rho0.1", words("t", {"p": "1"}))
-    assert settings_of(run) == (0.8, 0.1)
-
-
 def test_a_base_behind_which_an_sft_stage_stands_is_not_in_the_grid(tmp_path):
     base = evaluated(tmp_path, "sft", None, {"p": "1"})
     (tmp_path / "train" / "sft" / "run.json").write_text(json.dumps({"settings": {"epochs": 2}, "finished": True}))

@@ -62,7 +62,8 @@ def test_dynamics_of_a_training_run_and_of_the_evaluation_behind_which_it_stands
 
 
 def test_grid(tmp_path, screen):
-    run = make_store(tmp_path / "tau1.2_rho0.3", words("t", {"a": "10"}))
+    run = make_store(tmp_path / "run", words("t", {"a": "10"}))
+    write_log(run, [], {"guide": "branch", "guide_args": {"threshold": 1.2, "ratio": 0.3}})
     record = analyze("grid", [run], out=tmp_path / "out", console=screen)
     assert record["grid"]["cells"][0]["pass_1"] == 0.5
     assert (tmp_path / "out" / "grid.svg").is_file()

@@ -166,6 +166,6 @@ def test_tails():
     base = np.arange(1, 101, dtype=float)
     marks = thresholds(base, values=(50,), quantiles=(0.95,))
     assert marks == {"base q0.95": pytest.approx(95.05), "50": 50.0}
-    assert tails(base, marks).above == {"base q0.95": pytest.approx(0.05), "50": pytest.approx(0.5)}
-    assert tails(base * 2, marks).above["50"] == pytest.approx(0.75)
+    assert tails(base, marks)["above"] == {"base q0.95": pytest.approx(0.05), "50": pytest.approx(0.5)}
+    assert tails(base * 2, marks)["above"]["50"] == pytest.approx(0.75)
     assert thresholds(None, (3.0,)) == {"3": 3.0}

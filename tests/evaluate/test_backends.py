@@ -238,7 +238,7 @@ def test_an_adapter_samples_as_its_merged_model(tmp_path):
     texts = {}
     for name, source, more in (("base", base, None), ("adapter", base, adapter), ("merged", merged, None)):
         model_and_adapter = backends.sources(str(source), more and str(more))
-        backend = backends.make_backend("transformers", *model_and_adapter, tokenizer, how, 32, 4)
+        backend = backends.make_backend("transformers", *model_and_adapter, tokenizer, how, 32, batch_size=4)
         texts[name] = [g.token_ids for g in run(backend, rows)]
         if name == "adapter":
             assert "lora_A" in " ".join(n for n, _ in backend.model.named_parameters())  # not merged

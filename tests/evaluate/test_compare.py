@@ -12,8 +12,8 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.compare import AVERAGE, compare
 from sage_rlvr.evaluate.results import Estimate
 from sage_rlvr.show import figures_eval as figures
-from sage_rlvr.show import tables_eval as tables
-from sage_rlvr.show.console_eval import show_comparison, show_results
+from sage_rlvr.show import tables
+from sage_rlvr.show.console_eval import comparison_table, show_comparison, show_results
 from sage_rlvr.stats.intervals import bootstrap_interval
 from tests.evaluate.runs import as_counts, make_run, simulated
 
@@ -149,10 +149,10 @@ def test_two_folders_of_one_name_keep_their_paths(tmp_path):
 
 def test_markdown_latex_and_json(runs):
     c = compare(runs)
-    lines = tables.markdown(c).splitlines()
+    lines = comparison_table(c).markdown().splitlines()
     assert {line.count("|") for line in lines[:5]} == {8}
     assert re.search(r"\| better \| \*\*\.\d{3}\*\* \[\.\d{3}, \.\d{3}\] \|", lines[3])
-    tex = tables.latex(c)
+    tex = comparison_table(c).latex()
     assert r"same\_[x]\_\&\_50\%" in tex
     body = tex.split(r"\midrule")[1].split(r"\bottomrule")[0].strip().splitlines()
     assert {len(re.findall(r"(?<!\\)&", row)) for row in body} == {6}
@@ -174,12 +174,13 @@ def test_figure_is_svg_and_png_with_a_description(tmp_path):
     curve = {k: Estimate(k / 10, k / 10 - 0.1, k / 10 + 0.1) for k in (1, 2, 4, 8)}
     lone = {1: Estimate(0.5)}  # no interval
     names = ["base", "$x_1$ <b>", *"cdefghi"]
-    found = figures.pass_at_k_figure({name: {"t": curve, "u": lone} for name in names}, tmp_path / "fig")
+    curves = {"t": dict.fromkeys(names, curve), "u": dict.fromkeys(names, lone)}
+    found = figures.pass_at_k_figure(curves, tmp_path / "fig", "pass@k")
     assert [f.name for f in found.files] == ["fig.svg", "fig.png"]
     ElementTree.parse(found.files[0])
     assert found.files[1].read_bytes()[:4] == b"\x89PNG"
-    assert "t: base from 0.100 at k=1 to 0.800 at k=8" in found.description
-    again = figures.pass_at_k_figure({name: {"t": curve, "u": lone} for name in names}, tmp_path / "again")
+    assert "t, base: 0.100 at k=1 to 0.800 at k=8" in found.description
+    again = figures.pass_at_k_figure(curves, tmp_path / "again", "pass@k")
     assert again.files[0].read_bytes() == found.files[0].read_bytes()
 
 

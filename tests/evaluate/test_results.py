@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate.results import paired, results, support
+from sage_rlvr.evaluate.compare import AVERAGE, compare
+from sage_rlvr.evaluate.results import results, support
 from sage_rlvr.stats import estimates
 from sage_rlvr.stats.counts import Gap, counts_of
 from sage_rlvr.stats.intervals import bands, bootstrap_interval
@@ -217,17 +218,13 @@ def test_paired_differences_are_on_the_common_verifiable_problems(tmp_path):
         tmp_path / "a", {"t": {"p": ["1000"], "q": ["0000"], "r": ["1111"], "only": ["1111"], "bad": ["1111"]}}
     )
     b = make_run(tmp_path / "b", {"t": {"r": ["11"], "q": ["10"], "p": ["11"], "bad": ["?1"]}, "u": {"z": ["11"]}})
-    found = paired(a, b)
-    t = found.tasks["t"]
-    assert (t.problems, sorted(t.left_out), list(t.pass_at)) == (3, ["bad", "only"], [1, 2])
+    found = compare([a, b], partial=True)
+    assert (found.problems["t"], list(found.rows[1].cells["t"])) == (3, [1, 2])
+    value, low, high = found.rows[1].cells["t"][1].minus_first
     change = [1 - 0.25, 0.5 - 0, 0]
-    assert t.pass_at[1].value == pytest.approx(np.mean(change))
-    theirs = bootstrap_interval([1, 0.5, 1], [0.25, 0, 1])
-    assert (t.pass_at[1].low, t.pass_at[1].high) == pytest.approx(theirs[1:], abs=0.02)
-    back = paired(b, a).tasks["t"].pass_at[1]
-    assert back.value == pytest.approx(-t.pass_at[1].value)
-    with pytest.raises(UserError, match="share no task"):
-        paired(a, make_run(tmp_path / "c", {"v": {"p": ["1"]}}))
+    assert value == pytest.approx(np.mean(change))
+    assert (low, high) == pytest.approx(bootstrap_interval([1, 0.5, 1], [0.25, 0, 1])[1:], abs=0.02)
+    assert compare([b, a], partial=True).rows[1].cells["t"][1].minus_first[0] == pytest.approx(-value)
 
 
 def test_support_counts_the_first_samples_by_seed_and_index(tmp_path):
@@ -251,6 +248,8 @@ def test_support_counts_the_first_samples_by_seed_and_index(tmp_path):
     assert support(a, b)["t"].budget == 4
     with pytest.raises(UserError, match="smaller budget"):
         support(a, b, 9)
+    with pytest.raises(UserError, match="share no task"):
+        support(a, make_run(tmp_path / "c", {"v": {"p": ["1"]}}))
 
 
 # ---- intervals ---------------------------------------------------------------------------------------------------
@@ -325,8 +324,9 @@ def test_paired_intervals_cover_the_true_difference():
     for _ in range(300):
         p = rng.beta(1, 2, 50)
         a, b = simulated(rng, p, 1, 8), simulated(rng, p**2, 1, 8)
-        e = paired(as_counts(a), as_counts(b), ks=[1], level=0.9, resamples=600).average[1]
-        held.append(e.low <= 1 / 6 - 1 / 3 <= e.high)  # E[p²] − E[p] of Beta(1, 2)
+        found = compare([as_counts(a), as_counts(b)], level=0.9, resamples=600)
+        _, low, high = found.rows[1].cells[AVERAGE][1].minus_first
+        held.append(low <= 1 / 6 - 1 / 3 <= high)  # E[p²] − E[p] of Beta(1, 2)
     assert 0.86 <= np.mean(held) <= 0.945
 
 

@@ -4,20 +4,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = Path("src/sage_rlvr")
+PACKAGE, SCRIPTS = Path("src/sage_rlvr"), Path("benchmarks")
 
 
 @dataclass(frozen=True)
 class Mutant:
-    file: str  # below src/sage_rlvr
+    file: str  # below src/sage_rlvr, or benchmarks/…
     why: str  # what the change breaks
     old: str  # stands in the file exactly once
     new: str
     tests: tuple[str, ...]  # pytest ids: at least one of them must fail
 
-    def made_in(self, package: Path) -> None:
-        """The change, in a copy of the source."""
-        path = package / self.file
+    @property
+    def path(self) -> Path:
+        """Below the root."""
+        return Path(self.file) if self.file.startswith(f"{SCRIPTS}/") else PACKAGE / self.file
+
+    def made_in(self, place: Path) -> None:
+        """The change, in a copy of package and scripts."""
+        path = place / (self.path.relative_to("src") if self.path.is_relative_to("src") else self.path)
         path.write_text(changed(path.read_text(encoding="utf-8"), self), encoding="utf-8")
 
 

@@ -18,7 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.mutants.mutant import PACKAGE, ROOT, Mutant
+from tests.mutants.mutant import PACKAGE, ROOT, SCRIPTS, Mutant
 from tests.mutants.table import MUTANTS
 
 LARGE = {
@@ -66,10 +66,11 @@ def tried(trials: list[Trial], jobs: int) -> Iterator[Trial]:
 
 def _start(trial: Trial) -> tuple[int, Callable[[int], Trial]]:
     place, began = TemporaryDirectory(prefix="mutant-"), time.monotonic()
-    copy, log = Path(place.name, PACKAGE.name), Path(place.name, "log")
-    shutil.copytree(ROOT / PACKAGE, copy)
+    log = Path(place.name, "log")
+    for part in (PACKAGE, SCRIPTS):
+        shutil.copytree(ROOT / part, Path(place.name, part.name))
     if trial.mutant is not None:
-        trial.mutant.made_in(copy)
+        trial.mutant.made_in(Path(place.name))
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
@@ -95,9 +96,11 @@ def _test(tests: list[str], place: str, log: Path) -> None:
         sys.path.insert(0, place)
         import pytest
 
+        import benchmarks  # before the tests put their own root in front
         import sage_rlvr
 
-        assert sage_rlvr.__file__.startswith(place), f"{sage_rlvr.__file__} is not the copy"
+        for module in (sage_rlvr, benchmarks):
+            assert module.__file__.startswith(place), f"{module.__file__} is not the copy"
         code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={place}/tmp", *tests])
     finally:
         sys.stdout.flush()

@@ -170,7 +170,29 @@ MUTANTS = [
         ),
     ),
     *within(
-        "stats/verdict.py",
+        "benchmarks/claims.py",
+        "tests/study/test_matched.py",
+        (
+            "two seeds are better",
+            "self.seeds >= FEWEST and ",
+            "",
+            "test_arm_against_arm_at_the_same_setting",
+        ),
+        (
+            "six settings at 95% each",
+            "level = 1 - 0.05 / len(points)",
+            "level = 0.95",
+            "test_arm_against_arm_at_the_same_setting",
+        ),
+        (
+            "better on one is better on both",
+            "self.pass_1.low > 0 and self.pass_n.low > 0",
+            "self.pass_1.low > 0 or self.pass_n.low > 0",
+            "test_arm_against_arm_at_the_same_setting",
+        ),
+    ),
+    *within(
+        "benchmarks/claims.py",
         "tests/study/test_verdict.py",
         (
             "a study without the low-rate control claims a winner",
@@ -209,24 +231,6 @@ MUTANTS = [
             "room.mean <= max(0.0, ASTRAY * room.error)",
             "room.mean < -1",
             "test_a_point_that_draws_put_outside_of_the_frontier_is_not_judged",
-        ),
-        (
-            "two seeds are better",
-            "self.seeds >= FEWEST and ",
-            "",
-            "test_arm_against_arm_at_the_same_setting",
-        ),
-        (
-            "six settings at 95% each",
-            "level = 1 - 0.05 / len(points)",
-            "level = 0.95",
-            "test_arm_against_arm_at_the_same_setting",
-        ),
-        (
-            "better on one is better on both",
-            "self.pass_1.low > 0 and self.pass_n.low > 0",
-            "self.pass_1.low > 0 or self.pass_n.low > 0",
-            "test_arm_against_arm_at_the_same_setting",
         ),
     ),
     *within(

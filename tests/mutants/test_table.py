@@ -5,13 +5,13 @@ import re
 
 import pytest
 
-from tests.mutants.mutant import PACKAGE, ROOT, changed
+from tests.mutants.mutant import ROOT, changed
 from tests.mutants.table import MUTANTS
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[f"{m.file}: {m.why}" for m in MUTANTS])
 def test_it_can_be_made(mutant):
-    source = (ROOT / PACKAGE / mutant.file).read_text(encoding="utf-8")
+    source = (ROOT / mutant.path).read_text(encoding="utf-8")
     ast.parse(changed(source, mutant))
     for test in mutant.tests:
         file, _, name = test.partition("::")

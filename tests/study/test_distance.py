@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sage_rlvr.stats.distance import Run, curve_at, excesses, like_for_like
+from benchmarks.claims import like_for_like
+from sage_rlvr.stats.distance import Run, curve_at, excesses
 from sage_rlvr.train import SAGEConfig
 
 

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from benchmarks.claims import pairs
 from sage_rlvr.stats.distance import excesses
 from sage_rlvr.stats.frontier import Point, frontiers
-from sage_rlvr.stats.matched import pairs
 from sage_rlvr.study.read import read_runs
 
 from .test_against import study_of

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sage_rlvr.stats.guess import guess_line
+from benchmarks.guess import guess_line
 from sage_rlvr.tasks import get_task
 from sage_rlvr.tasks.countdown import candidates, solutions
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import yaml
 
+from benchmarks.gpu.records import RUNS, pack, unpack
 from sage_rlvr.analysis.patterns import patterns
 from sage_rlvr.analysis.perplexity import perplexity
 from sage_rlvr.analysis.scoring import source_of
 from sage_rlvr.stats.counts import counts_of
 from sage_rlvr.store import SampleStore
 from sage_rlvr.study.plan import read_folder
-from sage_rlvr.study.records import RUNS, pack, unpack
 from sage_rlvr.study.run import finished_runs
 from tests import forked
 from tests.models.tiny import LTR_BASE

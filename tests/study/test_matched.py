@@ -5,10 +5,11 @@ import re
 import numpy as np
 import pytest
 
+from benchmarks.claims import Pair, pairs
 from sage_rlvr.show.figures_study import draw_frontier
 from sage_rlvr.stats.frontier import Point, frontiers
 from sage_rlvr.stats.intervals import Interval
-from sage_rlvr.stats.matched import Pair, matched, pairs
+from sage_rlvr.stats.matched import matched
 
 
 def flat(variant, x, y, seeds=3, problems=8):

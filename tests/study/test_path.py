@@ -6,11 +6,11 @@ import json
 import pytest
 import yaml
 
+from benchmarks.gpu.records import pack, unpack
 from sage_rlvr import UserError
 from sage_rlvr.stats.counts import compact
 from sage_rlvr.study import job
 from sage_rlvr.study.plan import Study, load_study, open_folder
-from sage_rlvr.study.records import pack, unpack
 
 from .. import forked
 from . import forking

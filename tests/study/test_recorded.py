@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from benchmarks.gpu.records import RUNS, unpack
 from sage_rlvr import UserError
 from sage_rlvr.study.plan import RECORD, load_study, open_folder, read_folder
-from sage_rlvr.study.records import RUNS, unpack
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import yaml
 
+from benchmarks.beside import support_rows, training_curves
+from benchmarks.gpu.records import BASE, RUNS, keep, pack, unpack
 from sage_rlvr import UserError
 from sage_rlvr.evaluate.results import results
 from sage_rlvr.models import write_whole
@@ -23,8 +25,7 @@ from sage_rlvr.stats.table import as_json
 from sage_rlvr.study import job
 from sage_rlvr.study.job import STATUS, start_model
 from sage_rlvr.study.plan import Study, load_study, open_folder, read_folder
-from sage_rlvr.study.read import read_families, study_rows, support_rows, training_curves
-from sage_rlvr.study.records import BASE, RUNS, keep, pack, unpack
+from sage_rlvr.study.read import read_planes, study_rows
 from sage_rlvr.study.run import finished_runs, status_of
 from tests.evaluate.runs import make_run
 
@@ -35,6 +36,11 @@ from .small import SMALL
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "study.py"
 VARIANTS = {"grpo+beta0.1": {"beta": 0.1}, "grpo+beta0.4": {"beta": 0.4}, "sage+beta0.1": {}, "sage+beta0.4": {}}
 PROBLEMS = [f"p{i}" for i in range(12)]
+
+
+@pytest.fixture(autouse=True)
+def neighbours(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPT.parent)  # as Python itself does for a script
 
 
 def study(seeds=(0, 1), variants=VARIANTS):
@@ -105,8 +111,8 @@ def test_another_folder_gives_the_same_tables(folder, tmp_path):
     new = unpack([tmp_path / "records"], tmp_path / "there")
     assert new == list(finished_runs(folder)) == list(finished_runs(tmp_path / "there"))
     assert as_json(study_rows(tmp_path / "there")) == as_json(study_rows(folder))
-    for family, points in read_families(folder, "t").items():
-        for p, q in zip(points, read_families(tmp_path / "there", "t")[family], strict=True):
+    for family, points in read_planes(folder, "t").families().items():
+        for p, q in zip(points, read_planes(tmp_path / "there", "t").families()[family], strict=True):
             assert np.array_equal(p.x, q.x)
             assert np.array_equal(p.y, q.y)
     there = status_of(tmp_path / "there", "base")

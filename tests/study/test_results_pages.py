@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.beside import support_rows
+from benchmarks.gpu.records import RUNS, pack
 from sage_rlvr.models import write_whole
 from sage_rlvr.stats.against import Standing
 from sage_rlvr.stats.counts import LENGTH, counts_of
@@ -18,8 +20,7 @@ from sage_rlvr.stats.intervals import Interval
 from sage_rlvr.study.console import show_frontier
 from sage_rlvr.study.job import STATUS
 from sage_rlvr.study.plan import Study, open_folder
-from sage_rlvr.study.read import read_families, read_runs, study_rows, support_rows
-from sage_rlvr.study.records import RUNS, pack
+from sage_rlvr.study.read import read_planes, read_runs, study_rows
 from tests.evaluate.runs import make_run
 
 ROOT = Path(__file__).parents[2]
@@ -140,7 +141,7 @@ def test_a_page_says_what_the_study_says(tmp_path, script):
         assert shown["tokens"] == f"{np.mean([run.tokens.sum() / 24 / 8 for run in runs]):.0f}"
         assert shown["truncated"] == f"{np.mean([(run.finish == LENGTH).mean() for run in runs]):.1%}"
         assert row.variant == "base" or numbers(shown["lost"]) + numbers(shown["gained"]) == [row.lost, row.gained]
-    families = read_families(folder, "t")
+    families = read_planes(folder, "t").families()
     found = {f.family: f for f in frontiers(families, "grpo_k3")}
     assert list(gains) == ["grpo_k3", "sage"]
     assert numbers(gains["sage"]["gain over grpo_k3"].replace("–", " ")) == pytest.approx(

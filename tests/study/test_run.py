@@ -15,13 +15,13 @@ import psutil
 import pytest
 import yaml
 
+from benchmarks.gpu.records import unpack
 from sage_rlvr.models import write_whole
 from sage_rlvr.processes import identity
 from sage_rlvr.runs.checkpoint import last_complete
 from sage_rlvr.study import run as study_run
 from sage_rlvr.study.job import START
 from sage_rlvr.study.plan import load_study
-from sage_rlvr.study.records import unpack
 from sage_rlvr.study.run import status_of
 
 from .. import forked

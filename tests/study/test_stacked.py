@@ -8,13 +8,13 @@ import time
 import pytest
 import yaml
 
+from benchmarks.gpu.records import pack, unpack
 from sage_rlvr.errors import UserError
 from sage_rlvr.stats.counts import counts_of
 from sage_rlvr.study import stacked
 from sage_rlvr.study.job import at_step
 from sage_rlvr.study.plan import load_study
 from sage_rlvr.study.read import read_planes, read_runs, study_rows
-from sage_rlvr.study.records import pack, unpack
 from sage_rlvr.study.run import _unfinished, finished_runs
 from sage_rlvr.study.stacked import run_stacked
 from tests.forked import Started

@@ -5,12 +5,13 @@ import json
 import numpy as np
 import pytest
 
+from benchmarks.claims import pairs
+from benchmarks.controls import HALF, MIXED, null, positive
 from sage_rlvr import UserError
 from sage_rlvr.models import write_whole
-from sage_rlvr.stats.controls import HALF, MIXED, null, positive
 from sage_rlvr.stats.counts import RIGHT, WRONG, TaskCounts
 from sage_rlvr.stats.frontier import Planes, Point, frontiers
-from sage_rlvr.stats.matched import matched, pairs
+from sage_rlvr.stats.matched import matched
 from sage_rlvr.stats.pass_at_k import pass_at_k
 from sage_rlvr.study.job import STATUS
 from sage_rlvr.study.plan import Study, open_folder

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from benchmarks.claims import CONTROL, NO_CONTROL, judged, over_control, verdict
 from sage_rlvr.stats.frontier import Point, frontiers
-from sage_rlvr.stats.verdict import CONTROL, NO_CONTROL, judged, over_control, verdict
 
 SEEDS, PROBLEMS = 4, 60
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from benchmarks.claims import pairs
 from sage_rlvr.stats.frontier import Point, frontiers
-from sage_rlvr.stats.matched import pairs
 from tests.slow import but_few
 from tests.stats.test_intervals import PROBLEMS, arms
 

@@ -1,6 +1,5 @@
 """The τ×ρ grid of the branch guide (Table 6), from evaluations of runs whose guide_args differ."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +93,7 @@ def _other_differences(folders: Sequence[str]) -> list[str]:
 
 
 def settings_of(folder: str | Path) -> tuple[float, float]:
-    """(τ, ρ) of the run behind an evaluation: from its run.json, else from a folder name such as grid_tau0.8_rho0.1."""
+    """(τ, ρ) of the run behind an evaluation: from its run.json."""
     home = training_of(folder)
     record = read_record(home) if home else None
     if record:
@@ -103,11 +102,6 @@ def settings_of(folder: str | Path) -> tuple[float, float]:
             raise UserError(f"{home} was trained with guide {guide!r}, not 'branch'; name runs of the branch guide.")
         own = make_guide(guide, **(record["settings"].get("guide_args") or {})).settings()
         return float(own["threshold"]), float(own["ratio"])
-    for part in (Path(folder).name, Path(folder).parent.name):
-        if match := re.search(r"tau[_=]?(\d+(?:\.\d+)?).*?rho[_=]?(\d*\.?\d+)", part):
-            return float(match[1]), float(match[2])
     if not Path(folder).is_dir():
         raise UserError(f"there is no run {folder}: check the path.")
-    raise UserError(
-        f"{folder}: no run.json behind it says τ and ρ; keep the training folder, or name it tau0.8_rho0.1."
-    )
+    raise UserError(f"{folder}: no run.json behind it says τ and ρ; keep the training folder beside it.")

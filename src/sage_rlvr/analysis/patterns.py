@@ -8,57 +8,29 @@ a reading of the proof.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from sage_rlvr.analysis.verdicts import judged_rows
 from sage_rlvr.errors import UserError
 from sage_rlvr.stats.intervals import Interval, bootstrap_interval
 from sage_rlvr.store import SampleStore
 
-_NAME = r"(?:(?:\\\(|\$)\s*+)?[a-z](?:_\w++)?\b"  # a variable, perhaps in maths
-
-# name → phrases, any of which is the pattern; upper and lower case are the same, "␣" is any run of white space. Repeats are
-# possessive (++), so that no text, however long or odd, takes more than one pass
-TABLE: dict[str, tuple[str, ...]] = {
-    "constraint set-up": (
-        rf"\blet␣(?:us␣)?(?:(?:denote|define|set|call)␣)?{_NAME}",
-        r"\bdenot(?:e|es|ed|ing)\b",
-        r"\bdefine␣",
-        r"\b(?:set|suppose|given|where|with|put)␣(?:that␣)?" + _NAME + r"\s*+=",
-        r"\bsubject␣to\b",
-        r"\bwe␣have␣the␣(?:equations?|constraints?|system)\b",
-    ),
-    "structural": (
-        r"\bof␣the␣form\b",
-        r"\bdecompos(?:e|es|ed|ing|ition)\b",
-        r"\b(?:split|break|divide|partition)s?␣(?:\w++␣){0,4}into␣(?:\w++␣)?(?:cases|parts|pieces)\b",
-        r"\bcase␣(?:1|i|one)\b",
-        r"\bby␣symmetry\b",
-        r"\bwithout␣loss␣of␣generality\b|\bwlog\b",
-    ),
-    "contradiction": (
-        r"\b(?:assume|suppose)␣(?:\w++␣){0,3}(?:for|towards?|to)␣(?:the␣)?(?:sake␣of␣)?(?:a␣)?(?:contradiction|contrary)\b",
-        r"\bby␣(?:way␣of␣)?contradiction\b",
-        r"\b(?:leads␣to|gives|yields|which␣is|reach(?:es)?|arrive␣at|have|is)␣a␣contradiction\b",
-        r"\bcontradict(?:s|ing)␣(?:the|our|that)\b",
-    ),
-}
-HINTS = {  # a text with none of these cannot have the pattern: ten times faster than asking the expression
-    "structural": (
-        "form", "decompos", "split", "break", "divide", "partition", "case", "symmetry", "generality", "wlog",
-    ),
-    "contradiction": ("contra",),
-}  # fmt: skip
+VARIABLE = r"(?:(?:\\\(|\$)\s*+)?[a-z](?:_\w++)?\b"
+TABLE = yaml.safe_load(files("sage_rlvr.analysis").joinpath("patterns.yaml").read_text(encoding="utf-8"))
+HINTS: dict[str, list[str]] = {name: own["hints"] for name, own in TABLE.items() if "hints" in own}
 
 
-def _compiled(expression: str) -> re.Pattern[str]:
-    return re.compile(expression.replace("␣", r"\s++"), re.IGNORECASE)
+def _compiled(phrases: list[str]) -> re.Pattern[str]:
+    whole = "|".join(f"(?:{phrase})" for phrase in phrases)
+    return re.compile(whole.replace("VARIABLE", VARIABLE).replace("␣", r"\s++"), re.IGNORECASE)
 
 
-PATTERNS: dict[str, re.Pattern[str]] = {name: _compiled("|".join(f"(?:{p})" for p in ps)) for name, ps in TABLE.items()}
+PATTERNS: dict[str, re.Pattern[str]] = {name: _compiled(own["phrases"]) for name, own in TABLE.items()}
 
 
 def register_pattern(name: str, regex: str) -> re.Pattern[str]:
@@ -81,8 +53,6 @@ def _user_pattern(name: str, regex: Any) -> re.Pattern[str]:
 
 def chosen_patterns(more: Mapping[str, str], file: str | Path | None = None) -> dict[str, re.Pattern[str]]:
     """The registered ones, those of a YAML file (name: regex), and ``more``; the latter replace those of the same name."""
-    import yaml
-
     own: dict[str, Any] = {}
     if file is not None:
         try:

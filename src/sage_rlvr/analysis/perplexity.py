@@ -5,7 +5,7 @@ FOLDER/perplexity/*.parquet, one row per sample and scoring model (known by its 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -127,16 +127,6 @@ def _words(store: SampleStore, scorer: ModelSource) -> ModelSource:
 # ---- tails -------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Tails:
-    """One run's distribution, and its share above each threshold."""
-
-    samples: int
-    mean: float
-    quantiles: dict[float, float]
-    above: dict[str, float]  # threshold's name → share of samples above it
-
-
 def thresholds(
     base: np.ndarray | None, values: Sequence[float] = (), quantiles: Sequence[float] = QUANTILES
 ) -> dict[str, float]:
@@ -145,10 +135,8 @@ def thresholds(
     return own | {f"{v:g}": float(v) for v in values}
 
 
-def tails(values: np.ndarray, marks: dict[str, float]) -> Tails:
-    return Tails(
-        int(values.size),
-        float(values.mean()),
-        {q: float(np.quantile(values, q)) for q in QUANTILES},
-        {name: float((values > mark).mean()) for name, mark in marks.items()},
-    )
+def tails(values: np.ndarray, marks: dict[str, float]) -> dict[str, Any]:
+    """One run's distribution, and its share above each threshold."""
+    quantiles = {q: float(np.quantile(values, q)) for q in QUANTILES}
+    above = {name: float((values > mark).mean()) for name, mark in marks.items()}
+    return {"samples": values.size, "mean": float(values.mean()), "quantiles": quantiles, "above": above}

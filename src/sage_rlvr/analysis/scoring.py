@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.evaluate.backends import tokenizer_place
 from sage_rlvr.models import base_of, is_adapter, load_model, load_tokenizer
 from sage_rlvr.store import SampleStore
 from sage_rlvr.tasks import Problem, get_format, load_task, render
@@ -52,9 +53,8 @@ class ModelSource:
 
     @property
     def words(self) -> str:
-        """Where its tokenizer is: the adapter's where it was saved with one, as in evaluation."""
-        own = self.adapter and (Path(self.adapter) / "tokenizer.json").is_file()
-        return self.adapter if own and self.adapter else self.model
+        """Where its tokenizer is."""
+        return tokenizer_place(self.model, self.adapter)
 
     def tokenizer(self) -> Any:
         return load_tokenizer(self.words)

@@ -11,7 +11,8 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
 def _field(default: Any, said: str) -> Any:
-    return field(default=default, metadata={"help": said})
+    kept = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
+    return field(**kept, metadata={"help": said})
 
 
 @dataclass
@@ -21,20 +22,12 @@ class EvalArguments:
     authors' evaluation config itself has top_p 0.95."""
 
     model: str = _field("", "Hub id, folder of weights or of an adapter, or .gguf file.")
-    tasks: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Tasks to sample, as gsm8k or aime,amc23 ('sage-rlvr tasks' lists them)."},
-    )
+    tasks: list[str] = _field([], "Tasks to sample, as gsm8k or aime,amc23 ('sage-rlvr tasks' lists them).")
     dataset: str | None = _field(None, "Or your own data, as train takes it: a file, a folder, or a Hub id.")
-    reward: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Your own rewards, file.py:function or module:function, as train takes them (docs/your_data.md)."
-        },
+    reward: list[str] | None = _field(
+        None, "Your own rewards, file.py:function or module:function, as train takes them (docs/your_data.md)."
     )
-    reward_weights: list[float] | None = field(
-        default=None, metadata={"help": "A weight for each reward. Default: 1 each."}
-    )
+    reward_weights: list[float] | None = _field(None, "A weight for each reward. Default: 1 each.")
     correct_at: float | None = _field(
         None, "With --reward: a completion is right where its weighted reward is at least this. Default: 1."
     )
@@ -54,10 +47,7 @@ class EvalArguments:
     out: str = _field("", "Folder of the run: its samples are stored there. Run the same command again to continue.")
     adapter: str | None = _field(None, "LoRA adapter to put on the model, without merging.")
     n: int = _field(16, "Samples for each problem and seed; pass@k is known up to k = n (the paper: 256).")
-    seeds: list[int] = field(
-        default_factory=lambda: [1],
-        metadata={"help": "How many seeds (5: 0 to 4, the paper's), or two or more seeds by number."},
-    )
+    seeds: list[int] = _field([1], "How many seeds (5: 0 to 4, the paper's), or two or more seeds by number.")
     backend: str = _field("auto", "vllm, transformers, or auto: vLLM where it is installed and there is a GPU.")
     temperature: float = _field(1.0, "Sampling temperature; 0 is greedy (the paper: 0.3).")
     top_p: float = _field(1.0, "Keep the likeliest tokens that hold this much mass; 1: all.")

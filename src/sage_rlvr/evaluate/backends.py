@@ -114,31 +114,25 @@ class Engines:
 
 
 def make_backend(
-    kind: str,
-    base: str,
-    adapter: str | None,
-    tokenizer: Any,
-    how: Sampling,
-    longest: int,
-    batch_size: int | None = None,
-    dtype: str = "auto",
-    gpu_memory_utilization: float = 0.9,
-    trust_remote_code: bool = False,
-    kv_cache_gib: float | None = None,
-    engines_per_gpu: int = 1,
-    latest: Backend | None = None,
-) -> Backend:
-    """Loads the model. ``dtype`` auto is the stored one, on CPU float32. ``latest``: a backend to use if it will do, and to
-    close if not."""
-    if kind == "vllm":
-        memory = (gpu_memory_utilization / engines_per_gpu, kv_cache_gib)
-        return _vllm(base, adapter, tokenizer, how, longest, dtype, memory, engines_per_gpu, trust_remote_code, latest)
-    if latest is not None:
-        latest.close()
+    kind: str, base: str, adapter: str | None, tokenizer: Any, how: Sampling, longest: int, latest: Backend | None = None,
+    **engine: Any,
+) -> Backend:  # fmt: skip
+    """Loads the model. ``engine``: settings of EvalArguments; each backend reads its own. ``latest``: a backend to use if
+    it will do, and to close if not."""
+    make = _vllm if kind == "vllm" else _transformers
+    return make(base, adapter, tokenizer, how, longest, latest, **engine)
+
+
+def _transformers(
+    base: str, adapter: str | None, tokenizer: Any, how: Sampling, longest: int, latest: Backend | None,
+    batch_size: int | None = None, dtype: str = "auto", trust_remote_code: bool = False, **_: Any,
+) -> Backend:  # fmt: skip
     import torch
 
     from sage_rlvr.evaluate.transformers_backend import TransformersBackend
 
+    if latest is not None:
+        latest.close()
     cuda = torch.cuda.is_available()
     precision = ("auto" if cuda else "float32") if dtype == "auto" else dtype
     model = load_model(base, adapter, dtype=precision, trust_remote_code=trust_remote_code)
@@ -148,17 +142,10 @@ def make_backend(
 
 
 def _vllm(
-    base: str,
-    adapter: str | None,
-    tokenizer: Any,
-    how: Sampling,
-    longest: int,
-    dtype: str,
-    memory: tuple[float, float | None],
-    engines_per_gpu: int,
-    trust_remote_code: bool,
-    latest: Backend | None,
-) -> Backend:
+    base: str, adapter: str | None, tokenizer: Any, how: Sampling, longest: int, latest: Backend | None, dtype: str = "auto",
+    gpu_memory_utilization: float = 0.9, trust_remote_code: bool = False, kv_cache_gib: float | None = None,
+    engines_per_gpu: int = 1, **_: Any,
+) -> Backend:  # fmt: skip
     from peft import PeftConfig
     from transformers import GenerationConfig
 
@@ -172,7 +159,6 @@ def _vllm(
     except OSError:  # a model need not have one
         own = None
     rank = PeftConfig.from_pretrained(adapter).r if adapter else 0
-    share, gib = memory
     settings = EngineSettings(
         model=folder,
         how=how,
@@ -181,9 +167,9 @@ def _vllm(
         adapter=adapter,
         adapter_rank=rank,
         dtype=dtype,
-        gpu_memory_utilization=share,
+        gpu_memory_utilization=gpu_memory_utilization / engines_per_gpu,
         trust_remote_code=trust_remote_code,
-        more=((CACHE, int(gib * 2**30)),) if gib else (),
+        more=((CACHE, int(kv_cache_gib * 2**30)),) if kv_cache_gib else (),
     )
     gpus = [gpu for gpu in visible_gpus() or ["cpu"] for _ in range(engines_per_gpu)]
     if latest is not None:

@@ -4,22 +4,20 @@ Every run is judged on the problems that all of them have, with a verifiable gol
 its paired interval against every other run excludes 0 (each at the stated level; not corrected for how many there are).
 """
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate.results import without_nan
 from sage_rlvr.stats import estimates
 from sage_rlvr.stats.counts import Counts, counts_of, shared
 from sage_rlvr.stats.intervals import RESAMPLES, bands
+from sage_rlvr.stats.table import as_json
 from sage_rlvr.store.settings import INPUTS, WEIGHTS, differences
 
-VERSION = 1
 AVERAGE = "average"
 ROUNDING = 1e-9  # equal rates from other numbers of samples differ in the last bit
 # runs may differ in these unremarked
@@ -54,7 +52,6 @@ class Comparison:
     rows: list[Row]
     notes: list[str]
     absent: dict[str, str]  # folder → why it is not in the table
-    version: int = VERSION
 
     @property
     def columns(self) -> list[tuple[str, int]]:
@@ -63,7 +60,7 @@ class Comparison:
         return [(g, k) for g in groups for k in dict.fromkeys((1, self.top))]
 
     def to_json(self) -> str:
-        return json.dumps(without_nan(asdict(self)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        return as_json(self)
 
 
 def compare(
@@ -76,7 +73,7 @@ def compare(
         raise UserError(f"compare: there is no run to show ({said}).")
     top = min(t.n for run in runs for t in run.tasks.values())
     ks = estimates.default_ks(top)
-    rows = [Row(name, run.folder, run.model, {}) for name, run in zip(_names(runs), runs)]
+    rows = [Row(name, run.folder, run.model, {}) for name, run in zip(names([run.folder for run in runs]), runs)]
     notes = [f"{row.name}: {note}" for row, run in zip(rows, runs) for note in run.notes]
     problems: dict[str, int] = {}
     everywhere: dict[str, np.ndarray] = {}  # (runs, problems, K)
@@ -138,10 +135,10 @@ def _fill(rows: list[Row], group: str, ks: list[int], tables: list[np.ndarray], 
             row.cells[group][k] = Cell(own[0], own[1], own[2], bold, (first[0], first[1], first[2]) if i else None)
 
 
-def _names(runs: Sequence[Counts]) -> list[str]:
+def names(folders: Sequence[str | Path]) -> list[str]:
     """Folder names; whole paths where two are the same."""
-    short = [Path(run.folder).resolve().name for run in runs]
-    return [name if short.count(name) == 1 else run.folder for name, run in zip(short, runs)]
+    short = [Path(folder).resolve().name for folder in folders]
+    return [name if short.count(name) == 1 else str(folder) for name, folder in zip(short, folders)]
 
 
 # ---- what a reader must know ---------------------------------------------------------------------------------------
@@ -153,11 +150,11 @@ def _task_notes(task: str, names: list[str], runs: int, found: list[Any], left_o
         out.append(f"{task}: only in {', '.join(names)}, so not in the average")
     barred = sorted({p for t in found for p in t.unverifiable})
     if barred:
-        out.append(f"{task}: {len(barred)} problems with an unverifiable gold dropped from every run ({_some(barred)})")
+        out.append(f"{task}: {len(barred)} problems with an unverifiable gold dropped from every run ({some(barred)})")
     other = [p for p in left_out if p not in set(barred)]
     if other:
         shown = f"compared on the {len(found[0].problems)} common problems; "
-        out.append(f"{task}: {shown}{len(other)} are not complete in every run ({_some(other)})")
+        out.append(f"{task}: {shown}{len(other)} are not complete in every run ({some(other)})")
     return out
 
 
@@ -181,5 +178,5 @@ def _settings_notes(rows: list[Row], runs: list[Counts], top: int) -> list[str]:
     return out
 
 
-def _some(ids: list[str], most: int = 5) -> str:
+def some(ids: list[str], most: int = 5) -> str:
     return ", ".join(ids[:most]) + (", …" if len(ids) > most else "")

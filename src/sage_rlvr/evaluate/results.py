@@ -1,13 +1,12 @@
-"""What a run scored: pass@k, majority@k, each with its interval; differences between two runs; support against a base.
+"""What a run scored: pass@k, majority@k, each with its interval; support against a base.
 
 Point estimates pool a problem's samples over seeds: n·seeds of them stand behind pass@k, k = 1, 2, 4, … n. Intervals resample
 problems: they say how far the mean would move with another draw of problems like these (docs/reference/numbers.md).
 """
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ from sage_rlvr.stats import estimates
 from sage_rlvr.stats.counts import Counts, Gap, TaskCounts, counts_of, shared
 from sage_rlvr.stats.intervals import RESAMPLES, Bands, bands
 from sage_rlvr.stats.pass_at_k import Support, support_metrics
+from sage_rlvr.stats.table import as_json
 from sage_rlvr.store.samples import SampleStore
 
-VERSION = 1
 Source = str | Path | SampleStore | Counts
 
 
@@ -63,24 +62,6 @@ class Average:
 
 
 @dataclass
-class PairedTask:
-    problems: int
-    left_out: list[str]  # not in both runs, unverifiable in one, or with too few whole samples
-    pass_at: dict[int, Estimate]
-
-
-@dataclass
-class Paired:
-    """``second`` − ``first``, problem by problem; an interval that excludes 0 is a difference."""
-
-    first: str
-    second: str
-    level: float
-    tasks: dict[str, PairedTask]
-    average: dict[int, Estimate]
-
-
-@dataclass
 class SupportTask:
     """Solved = a right one among the first ``budget`` samples, by seed and then by index: no randomness, no estimate."""
 
@@ -103,12 +84,10 @@ class Results:
     tasks: dict[str, TaskResult]
     average: Average | None
     notes: list[str]
-    paired: Paired | None = None  # against ``base``
-    support: dict[str, SupportTask] | None = None
-    version: int = VERSION
+    support: dict[str, SupportTask] | None = None  # against a base
 
     def to_json(self) -> str:
-        return json.dumps(without_nan(asdict(self)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        return as_json(self)
 
     def save(self, path: str | Path) -> Path:
         Path(path).write_text(self.to_json())
@@ -122,7 +101,7 @@ def results(
     base: Source | None = None,
     resamples: int = RESAMPLES,
 ) -> Results:
-    """Everything about one run; with ``base``, also the paired differences from it and the support at the smaller n."""
+    """Everything about one run; with ``base``, also the support at the smaller n."""
     counts = counts_of(source)
     kept = {name: _kept(task, ks, counts.folder) for name, task in counts.tasks.items()}
     use = {name: whole for name, whole in kept.items() if whole.problems}
@@ -140,9 +119,7 @@ def results(
     found = Results(counts.run, counts.model, counts.folder, level, counts.settings, tasks, None, notes)
     found.average = _average(use, tables, level, resamples)
     if base is not None:
-        first = counts_of(base)
-        found.paired = paired(first, counts, ks, level, resamples)
-        found.support = support(first, counts)
+        found.support = support(base, counts)
     return found
 
 
@@ -223,32 +200,6 @@ def _add_seeds(found: list[Estimate], curves: np.ndarray | None) -> None:
 # ---- two runs ----------------------------------------------------------------------------------------------------
 
 
-def paired(
-    first: Source,
-    second: Source,
-    ks: Sequence[int] | None = None,
-    level: float = 0.95,
-    resamples: int = RESAMPLES,
-) -> Paired:
-    """second − first on the problems both have, verifiable in both; k up to the smaller n unless ``ks`` says otherwise."""
-    a, b = counts_of(first), counts_of(second)
-    tasks, tables = {}, []
-    for name in _shared_tasks(a, b):
-        own = _shared_ks([a.tasks[name], b.tasks[name]], ks)
-        (one, two), left_out = shared([a, b], name, max(own))
-        if not one.problems:
-            continue
-        tables.append((own, estimates.pass_table(two, own) - estimates.pass_table(one, own)))
-        found = _estimates(bands([tables[-1][1]], level, resamples)[0][0])
-        tasks[name] = PairedTask(len(one.problems), left_out, dict(zip(own, found)))
-    if not tables:
-        raise UserError(f"{a.folder} and {b.folder} share no complete problem; evaluate both on the same tasks.")
-    own = sorted(set.intersection(*(set(k) for k, _ in tables)))
-    cut = [table[:, [k.index(x) for x in own]] for k, table in tables]
-    average = dict(zip(own, _estimates(bands(cut, level, resamples)[1])))
-    return Paired(a.folder, b.folder, level, tasks, average)
-
-
 def support(base: Source, trained: Source, budget: int | None = None) -> dict[str, SupportTask]:
     """Who solves what in ``budget`` samples (default: the smaller n), task by task."""
     a, b = counts_of(base), counts_of(trained)
@@ -271,19 +222,3 @@ def _shared_tasks(a: Counts, b: Counts) -> list[str]:
     if not names:
         raise UserError(f"{a.folder} and {b.folder} share no task; evaluate both on the same tasks.")
     return names
-
-
-def _shared_ks(tasks: Sequence[TaskCounts], ks: Sequence[int] | None) -> list[int]:
-    return sorted(ks) if ks else estimates.default_ks(min(t.n for t in tasks))
-
-
-# ---- JSON --------------------------------------------------------------------------------------------------------
-
-
-def without_nan(x: Any) -> Any:
-    """JSON has no nan: null stands for it."""
-    if isinstance(x, dict):
-        return {k: without_nan(v) for k, v in x.items()}
-    if isinstance(x, list | tuple):
-        return [without_nan(v) for v in x]
-    return None if isinstance(x, float) and not math.isfinite(x) else x

@@ -4,16 +4,14 @@ The world: token 0 leads to a frequent right answer through sure steps; token 1 
 drawn often and a fifth, y*, also right, whose probability is far below any budget. Tokens 2 to 4 lead to wrong answers.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from sage_rlvr.anchor import BranchGuide
-from sage_rlvr.lab.descent import Arm
 from sage_rlvr.lab.world import World, tree
 
-BETA = 0.3
+BETA, RATE = 0.3, 0.3
+SEEDS, ROLLOUTS, STEPS = 64, 16, 300  # completions drawn in each step
 FORK_GUIDE = BranchGuide(ratio=0.8, threshold=1.0, source="reference")
 
 
@@ -28,41 +26,29 @@ def forked_world(rare: float = 1e-9) -> tuple[World, int]:
     return world, 1 * 5 + 4
 
 
-@dataclass(frozen=True)
-class Budget:
-    """Log-odds of y* against the sampled right answers, change over training, (S,): one per seed."""
-
-    grpo: Tensor
-    sage: Tensor
-    never_sampled: bool
-
-
-def never_sampled(seeds: int = 64, rollouts: int = 16, steps: int = 300, rate: float = 0.3) -> Budget:
-    """GRPO and SAGE with exact credit (k1-reward, no scaling), ``rollouts`` completions per step, from the same seeds."""
+def never_sampled() -> tuple[Tensor, Tensor, bool]:
+    """GRPO and SAGE with exact credit (k1-reward, no scaling) from the same seeds: the change of y*'s log-odds against the
+    sampled right answers, (S,) each, and whether y* was never drawn."""
     world, rare = forked_world()
-    grpo = Arm("k1-reward", world.log_q(None))
-    shaped = Arm("k1-reward", world.log_q(FORK_GUIDE))
-    (a, hit_a), (b, hit_b) = (_train(world, arm, rare, seeds, rollouts, steps, rate) for arm in (grpo, shaped))
-    return Budget(a, b, never_sampled=not (hit_a or hit_b))
+    (grpo, drawn), (sage, drawn_too) = (_train(world, world.log_q(guide), rare) for guide in (None, FORK_GUIDE))
+    return grpo, sage, not (drawn or drawn_too)
 
 
-def _train(
-    world: World, arm: Arm, rare: int, seeds: int, rollouts: int, steps: int, rate: float
-) -> tuple[Tensor, bool]:
+def _train(world: World, log_q: Tensor, rare: int) -> tuple[Tensor, bool]:
     g = torch.Generator().manual_seed(0)
-    logits = world.ref_logits.expand(seeds, -1, -1).clone().requires_grad_()
-    anchor = (world.ref_logps + arm.log_q).sum(-1)  # (Y,)
+    logits = world.ref_logits.expand(SEEDS, -1, -1).clone().requires_grad_()
+    anchor = (world.ref_logps + log_q).sum(-1)  # (Y,)
     drawn_rare = False
-    for _ in range(steps):
+    for _ in range(STEPS):
         logp = world.logps(logits).sum(-1)  # (S, Y)
-        drawn = torch.multinomial(logp.detach().exp(), rollouts, replacement=True, generator=g)  # (S, R)
+        drawn = torch.multinomial(logp.detach().exp(), ROLLOUTS, replacement=True, generator=g)  # (S, R)
         drawn_rare |= bool((drawn == rare).any())
         sampled = logp.gather(1, drawn)
         credit = world.reward[drawn] + BETA * (anchor[drawn] - sampled.detach())
         advantage = credit - credit.mean(1, keepdim=True)
         loss = -(advantage * sampled).mean(1).sum()
         (grad,) = torch.autograd.grad(loss, logits)
-        logits = (logits - rate * grad).detach().requires_grad_()
+        logits = (logits - RATE * grad).detach().requires_grad_()
     return _log_odds(world, logits.detach(), rare) - _log_odds(world, world.ref_logits, rare), drawn_rare
 
 

@@ -205,11 +205,10 @@ def endless(chance: float = 0.01, cuts: tuple[int, int] = (200, 800)) -> Check:
 
 
 def theorem_4_2() -> Check:
-    budget = never_sampled()
-    both = (budget.grpo, budget.sage)
+    *both, never_drawn = never_sampled()
     (grpo, grpo_se), (sage, sage_se) = ((float(x.mean()), float(x.std()) / len(x) ** 0.5) for x in both)
     text = f"log-odds GRPO {grpo:+.3f} ± {2 * grpo_se:.3f}, SAGE {sage:+.3f} ± {2 * sage_se:.3f}"
-    holds = budget.never_sampled and grpo + 2 * grpo_se <= 0 and sage - 2 * sage_se > 0
+    holds = never_drawn and grpo + 2 * grpo_se <= 0 and sage - 2 * sage_se > 0
     statement = (
         "Theorem 4.2, sampled: a right answer never drawn gains no odds; behind a drawn fork, under SAGE, it does"
     )

@@ -20,7 +20,6 @@ from sage_rlvr.report.standing import standing, unhealthy
 from sage_rlvr.stats.counts import RIGHT, TaskCounts
 from sage_rlvr.stats.intervals import RESAMPLES
 
-VERSION = 1
 DRAWS = 20_000_000  # numbers that compare() may hold for a task
 STATEMENT = 1_500  # characters shown of a problem
 POINTS = 150_000  # of all training curves together, about 2 MB
@@ -33,25 +32,23 @@ MAIN = (  # what a reader asks first: does it learn, does it hold elsewhere, how
 KNOWN = ("machine", "commit", "release")  # of run.json and made.json, where they are there
 
 
-def page_data(
-    runs: FoundRuns, level: float = 0.95, resamples: int = RESAMPLES, tell: Callable[[str], Any] = str
-) -> dict[str, Any]:
+def page_data(runs: FoundRuns, resamples: int = RESAMPLES, tell: Callable[[str], Any] = str) -> dict[str, Any]:
     """The whole object. Runs are referred to by their number: evaluations first, then trainings. ``tell`` hears what is
     being done."""
     scores: list[dict[str, Any] | None] = []
     for i, run in enumerate(runs.evals, 1):
         tell(f"scoring {run.name} ({i} of {len(runs.evals)})")
         try:
-            scores.append(_scores(results(run.counts, level=level, resamples=resamples)))
+            scores.append(_scores(results(run.counts, resamples=resamples)))
         except UserError as e:
             scores.append(None)
             run.notes.append(str(e))
     tell("comparing")
     more = {
-        "level": level,
+        "level": 0.95,
         "scores": scores,
-        "first": standing(runs.evals, runs.trains, level),
-        "paired": _paired(runs.evals, level, resamples),
+        "first": standing(runs.evals, runs.trains),
+        "paired": _paired(runs.evals, resamples),
         "training": curves(runs.trains, first=len(runs.evals)),
     }
     return _what_is_there(runs) | finite(more)
@@ -65,7 +62,6 @@ def tokens_data(runs: FoundRuns) -> dict[str, Any]:
 def _what_is_there(runs: FoundRuns) -> dict[str, Any]:
     tasks = dict.fromkeys(t for run in runs.evals for t in run.counts.tasks)
     out = {
-        "version": VERSION,
         "made": made_with(),
         "absent": runs.absent,
         "tasks": {t: support(t, runs.evals) for t in tasks},
@@ -169,7 +165,7 @@ def _scores(r: Results) -> dict[str, Any]:
     return out
 
 
-def _paired(evals: Sequence[EvalRun], level: float, resamples: int) -> dict[str, Any] | None:
+def _paired(evals: Sequence[EvalRun], resamples: int) -> dict[str, Any] | None:
     """compare()'s table over the complete runs: common problems, and each run's paired difference from the first."""
     whole = [i for i, run in enumerate(evals) if run.status == "complete"]
     if len(whole) < 2:
@@ -177,7 +173,7 @@ def _paired(evals: Sequence[EvalRun], level: float, resamples: int) -> dict[str,
     columns = 3 * len(whole) * max(t.n.bit_length() + 1 for i in whole for t in evals[i].counts.tasks.values())
     resamples = min(resamples, max(2000, DRAWS // columns))  # 10,000 up to some 60 runs; below that memory is the limit
     try:
-        table = compare([evals[i].counts for i in whole], level, resamples=resamples)
+        table = compare([evals[i].counts for i in whole], resamples=resamples)
     except UserError:
         return None
     at = {str(run.counts.folder): i for i, run in enumerate(evals)}

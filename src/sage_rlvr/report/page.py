@@ -39,7 +39,6 @@ def build_report(
     folders: Sequence[str | Path] | str | Path,
     out: str | Path = "report.html",
     base: str | None = None,
-    level: float = 0.95,
     limit: int | None = None,
     resamples: int = RESAMPLES,
     title: str = "SAGE report",
@@ -50,7 +49,7 @@ def build_report(
     explorer alone, without a score."""
     with Console(stderr=True).status("reading the runs") as line:
         runs = find_runs(folders, base)
-        data = tokens_data(runs) if only_tokens else page_data(runs, level, resamples, tell=line.update)
+        data = tokens_data(runs) if only_tokens else page_data(runs, resamples, tell=line.update)
         line.update("choosing completions")
         path = write_page(out, runs, data, title, limit)
     if show:

@@ -16,9 +16,11 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.compare import AVERAGE
 from sage_rlvr.files import read_json
 from sage_rlvr.report.find import EvalRun, TrainRun
-from sage_rlvr.stats import estimates
+from sage_rlvr.stats.against import MEAN, Standings
 from sage_rlvr.stats.counts import TaskCounts, shared
-from sage_rlvr.stats.intervals import FEWEST, Estimate, crossed
+from sage_rlvr.stats.intervals import FEWEST
+from sage_rlvr.stats.pass_at_k import pass_at_k
+from sage_rlvr.stats.table import Row, variant_row
 
 SEEDED = re.compile(r"(.+)-s(\d+)")
 CHECKPOINT = re.compile(r"eval-\d+")  # an evaluation of earlier weights: a point of a path, not a variant
@@ -41,7 +43,7 @@ class Variant:
         return anchor_words(self.settings) if self.trains else ""
 
 
-def standing(evals: Sequence[EvalRun], trains: Sequence[TrainRun], level: float = 0.95) -> dict[str, Any] | None:
+def standing(evals: Sequence[EvalRun], trains: Sequence[TrainRun]) -> dict[str, Any] | None:
     """What the first screen shows; None where no complete evaluation shares a problem with the first."""
     variants = variants_of(evals, trains)
     runs = [evals[i].counts for v in variants for i in v.runs]
@@ -58,8 +60,7 @@ def standing(evals: Sequence[EvalRun], trains: Sequence[TrainRun], level: float 
     grpo = grpo_of(variants)
     first = variants[0].name
     references = {"base" if Path(first).name == "base" else first: 0} | ({"GRPO": grpo} if grpo else {})
-    of_group = ({AVERAGE: list(counts.values())} if len(counts) > 1 else {}) | {t: [by] for t, by in counts.items()}
-    groups = {name: _group(by, references, level) for name, by in of_group.items()}
+    groups = _groups(counts, references, top)
     for group in groups.values():
         for v, row in zip(variants, group["rows"]):
             own = [unhealthy(trains[t - len(evals)].log, trains[t - len(evals)].settings) for t in v.trains]
@@ -138,60 +139,48 @@ def anchor_words(settings: dict[str, Any]) -> str:
 # ---- numbers -------------------------------------------------------------------------------------------------------
 
 
-def _group(tasks: list[list[list[TaskCounts]]], references: dict[str, int], level: float) -> dict[str, Any]:
-    """One task, or the mean of several. ``tasks``: by task, by variant, its runs on the shared problems."""
-    top, count, share = min(run.n for by in tasks for own in by for run in own), len(tasks[0]), 1 / len(tasks)
+def _groups(counts: dict[str, list[list[TaskCounts]]], references: dict[str, int], top: int) -> dict[str, Any]:
+    """Each task, and before them the mean of several. Variants by number; the first is what a study calls its base."""
     ks = (1, top) if top > 1 else (1,)
-    tables = [[np.stack([estimates.pass_table(r, list(ks)) for r in own]) for own in by] for by in tasks]  # (S, P, K)
-
-    def mean(j: int, v: int, *minus: int) -> Estimate:
-        """At the j-th k: a variant's mean over tasks, or its difference from another variant."""
-        return crossed(*([by[v][:, :, j] * share, *(by[m][:, :, j] * -share for m in minus)] for by in tables))
-
-    def strict(at: int) -> float:
-        """The level of each interval so that all comparisons with one reference hold together (Bonferroni)."""
-        return 1 - (1 - level) / max(1, count - 1 - (at > 0))
-
-    rows = []
-    for v in range(count):
-        others = {name: at for name, at in references.items() if at != v}
-        minus = {name: {k: mean(j, v, at) for j, k in enumerate(ks)} for name, at in others.items()}
-        runs = [by[v] for by in tasks]
-        row = {
-            "pass": {k: list(mean(j, v).interval(level, within=(0, 1))) for j, k in enumerate(ks)},
-            "ticks": {k: np.mean([t[v][:, :, j].mean(1) for t in tables], axis=0).tolist() for j, k in enumerate(ks)},
-            "minus": {name: {k: list(x.interval(level)) for k, x in by.items()} for name, by in minus.items()},
-            "judged": {
-                name: {k: list(x.interval(strict(others[name]))) for k, x in by.items()} for name, by in minus.items()
-            },
-        }
-        support = _support([by[0] for by in tasks], runs)
-        rows.append(row | support | {"distinct": _distinct(runs), "truncated": _truncated(runs)})
-    problems = sum(by[0][0].state.shape[0] for by in tasks)
-    return {"k": top, "problems": problems, "n": top, "rows": rows}
-
-
-def _support(base: list[list[TaskCounts]], runs: list[list[TaskCounts]]) -> dict[str, float]:
-    """Problems that only the base, or only the variant, solves: mean over the variant's seeds."""
-    lost = gained = 0.0
-    for first, own in zip(base, runs):
-        before = first[0].rights > 0
-        lost += float(np.mean([(before & ~(r.rights > 0)).sum() for r in own]))
-        gained += float(np.mean([(~before & (r.rights > 0)).sum() for r in own]))
-    return {"lost": lost, "gained": gained}
+    names = ["base", *map(str, range(1, len(next(iter(counts.values())))))]
+    grids = {
+        (task, name): np.stack([[pass_at_k(r.totals, r.rights, k) for r in own] for k in (1, top)])  # (2, S, P)
+        for task, by in counts.items()
+        for name, own in zip(names, by)
+    }
+    found = Standings(top, grids)
+    alone = {(s.task, s.variant): s for s in found.standing()}
+    less = {ref: {(s.task, s.variant): s for s in found.less(names[at])} for ref, at in references.items()}
+    groups = {}
+    for task in [t for t in found.tasks if t == MEAN] + list(counts):
+        tasks = list(counts) if task == MEAN else [task]
+        rows = []
+        for v, name in enumerate(names):
+            own = alone[task, name]
+            ticks = np.mean([grids[t, name].mean(2) for t in tasks], axis=0)  # (2, S)
+            minus = {ref: by[task, name] for ref, by in less.items() if (task, name) in by}
+            row = {
+                "pass": dict(zip(ks, map(list, (own.pass_1, own.pass_n)))),
+                "ticks": dict(zip(ks, ticks.tolist())),
+                "minus": {ref: dict(zip(ks, map(list, (x.pass_1, x.pass_n)))) for ref, x in minus.items()},
+                "judged": {ref: dict(zip(ks, map(list, x.corrected or ()))) for ref, x in minus.items()},
+            }
+            rows.append(row | _beside([variant_row(t, name, counts[t][v], counts[t][0][0]) for t in tasks]))
+        problems = sum(counts[t][0][0].state.shape[0] for t in tasks)
+        groups[AVERAGE if task == MEAN else task] = {"k": top, "problems": problems, "n": top, "rows": rows}
+    return groups
 
 
-def _distinct(runs: list[list[TaskCounts]]) -> float | None:
-    """Distinct right solutions per problem; None where the task tells none apart."""
-    tables = [estimates.distinct_table(r, "solution") for own in runs for r in own]
-    known = [float(x.mean()) for x in tables if x is not None]
-    return float(np.mean(known)) if known else None
-
-
-def _truncated(runs: list[list[TaskCounts]]) -> float | None:
-    cut = [estimates.rates(r).get("truncated") for own in runs for r in own]
-    known = [x for x in cut if x is not None]
-    return float(np.mean(known)) if known and len(known) == len(cut) else None
+def _beside(told: list[Row]) -> dict[str, float | None]:
+    """Of a variant's rows, one a task: problems that only the base or only it solves; means over tasks where they are known."""
+    distinct = [row.solutions.mean for row in told if row.solutions]
+    cut = [row.truncated for row in told if row.truncated is not None]
+    return {
+        "lost": sum(row.lost for row in told),
+        "gained": sum(row.gained for row in told),
+        "distinct": float(np.mean(distinct)) if distinct else None,
+        "truncated": float(np.mean(cut)) if len(cut) == len(told) else None,
+    }
 
 
 # ---- words ---------------------------------------------------------------------------------------------------------

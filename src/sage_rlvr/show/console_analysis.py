@@ -1,10 +1,7 @@
 """What ``sage-rlvr analyze`` and ``sage-rlvr trace`` print and write. A run that cannot be read is named, the rest is shown."""
 
 import json
-import math
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,12 +19,15 @@ from sage_rlvr.analysis.records import training_of
 from sage_rlvr.analysis.scoring import source_of
 from sage_rlvr.analysis.trace import Traced, trace
 from sage_rlvr.errors import UserError
+from sage_rlvr.evaluate.compare import names
 from sage_rlvr.evaluate.results import support
-from sage_rlvr.grid import Grid
 from sage_rlvr.names import near
 from sage_rlvr.show import figures_analysis as figures
+from sage_rlvr.show.console_eval import support_table
 from sage_rlvr.show.style import Figure
+from sage_rlvr.show.tables import Table, digits
 from sage_rlvr.stats.counts import counts_of
+from sage_rlvr.stats.table import as_json, plain
 from sage_rlvr.store import SampleStore
 
 LAST = {"reward": "reward", "entropy": "entropy", "KL shaped": "kl", "KL plain": "kl_ref", "mean q": "sage/q_mean"}
@@ -39,7 +39,7 @@ class Page:
     def __init__(self, kind: str, runs: Sequence[str | Path], base: str | Path | None):
         self.kind, self.base = kind, base
         self.runs = dict(zip(names(runs), runs))
-        self.tables: list[Grid] = []
+        self.tables: list[Table] = []
         self.notes: list[str] = []
         self.absent: dict[str, str] = {}  # folder → why
         self.record: dict[str, Any] = {}
@@ -60,25 +60,16 @@ class Page:
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object] | None]) -> None:
         """None among the rows is a line between the others. Numbers are told by ``digits``, unless they are whole."""
-        named = [i for i, column in enumerate(columns) if column in ("run", "task", "pattern")]
-        table = Grid(title, columns, keep=max(named, default=0) + 1, left=("task", "pattern"))
-        for row in rows:
-            if row is None:
-                table.section()
-            else:
-                table.add(*(digits(x) if x is None or isinstance(x, float) else str(x) for x in row))
-        self.tables.append(table)
+        cells: list[Sequence[str] | None] = [
+            None if row is None else [digits(x) if x is None or isinstance(x, float) else str(x) for x in row]
+            for row in rows
+        ]
+        self.tables.append(Table(title, columns, cells))
 
     def base_or_fail(self, what: str) -> str | Path:
         if self.base is None:
             raise UserError(f"analyze {self.kind} needs base: {what}.")
         return self.base
-
-
-def names(runs: Sequence[str | Path]) -> list[str]:
-    """Folder names; whole paths where two are the same."""
-    short = [Path(r).resolve().name for r in runs]
-    return [s if short.count(s) == 1 else str(r) for s, r in zip(short, runs)]
 
 
 def unfinished(folder: str | Path) -> list[str]:
@@ -91,24 +82,6 @@ def unfinished(folder: str | Path) -> list[str]:
         if have < want:
             out.append(f"{folder}, {task}: half finished, {have:,} of {want:,} samples are there")
     return out
-
-
-def digits(x: float | None) -> str:
-    """Three digits, as the paper writes them: .284, and 1.000."""
-    return "–" if x is None or x != x else re.sub(r"^(-?)0\.", r"\1.", f"{x:.3f}").replace("-", "−")
-
-
-def plain(x: Any) -> Any:
-    """As JSON has it: dataclasses as objects, null for nan."""
-    if is_dataclass(x) and not isinstance(x, type):
-        return plain(asdict(x))
-    if isinstance(x, Mapping):
-        return {str(k): plain(v) for k, v in x.items()}
-    if isinstance(x, list | tuple):
-        return [plain(v) for v in x]
-    if isinstance(x, np.generic):
-        x = x.item()
-    return None if isinstance(x, float) and not math.isfinite(x) else x
 
 
 def analyze(
@@ -158,7 +131,7 @@ def _write(folder: Path, kind: str, record: dict[str, Any], draw: Callable[[Path
         figure = draw(folder / kind)
         record["figure"] = {"files": [f.name for f in figure.files], "description": figure.description}
         path = folder / f"{kind}.json"
-        path.write_text(json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+        path.write_text(as_json(record), encoding="utf-8")
     except OSError as e:
         raise UserError(f"--out {folder}: cannot write there ({e.strerror}); name a folder you can write to.") from e
     return [path, *figure.files]
@@ -205,7 +178,7 @@ def _perplexity(page: Page, thresholds: Sequence[float] = (), **how: Any) -> Non
     by_run = {run: tails(x, marks) for run, x in pooled.items()}
     columns = ("run", "samples", "median", "mean", *(f"{name}\n({mark:.3g})" for name, mark in marks.items()))
     rows = [
-        (run, f"{t.samples:,}", f"{t.quantiles[0.5]:.3f}", f"{t.mean:.3f}", *t.above.values())
+        (run, f"{t['samples']:,}", f"{t['quantiles'][0.5]:.3f}", f"{t['mean']:.3f}", *t["above"].values())
         for run, t in by_run.items()
     ]
     page.table(f"perplexity under {scorer.name}; share of samples above", columns, rows)
@@ -222,16 +195,12 @@ def _support(page: Page, budget: int | None = None) -> None:
         raise UserError(f"budget={budget} must be at least 1 sample per problem.")
     page.notes += [*base.notes, *unfinished(base.folder)]
     by_run = page.each(lambda folder: support(base, folder, budget))
-    rows = []
     for run, by_task in by_run.items():
         for task, s in by_task.items():
-            m = s.metrics
-            rows.append((run, task, s.budget, m.P, m.E, m.S, m.O, m.SRR, m.NDR, m.SDS, m.NSCR))
             for word, ids in (("gained", s.E), ("lost", s.S)):
                 if ids:
                     page.notes.append(f"{run}, {task}: {word} {', '.join(ids[:12])}{', …' if len(ids) > 12 else ''}")
-    title = f"solved in k samples by both (P), only by the run (E), only by {page.base} (S), by neither (O)"
-    page.table(title, ("run", "task", "k", "P", "E", "S", "O", "SRR", "NDR", "SDS", "NSCR"), rows)
+    page.tables.append(support_table(by_run, str(page.base)))
     page.record = {"runs": by_run}
     page.draw = lambda path: figures.support_figure(by_run, path)
 

@@ -7,14 +7,10 @@ from rich.console import Console
 from rich.text import Text
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate.compare import AVERAGE, Cell, Comparison, compare
-from sage_rlvr.evaluate.results import Average, Estimate, Paired, Results, SupportTask, TaskResult, results
-from sage_rlvr.grid import Grid
-from sage_rlvr.show import figures_eval as figures
-from sage_rlvr.show import tables_eval as tables
-from sage_rlvr.show.tables_eval import digits
-
-Curves = dict[str, dict[str, Mapping[int, figures.Point]]]
+from sage_rlvr.evaluate.compare import AVERAGE, Cell, Comparison, compare, some
+from sage_rlvr.evaluate.results import Average, Results, SupportTask, TaskResult, results
+from sage_rlvr.show.figures_eval import Curves, pass_at_k_figure
+from sage_rlvr.show.tables import Table, bracketed, digits
 
 
 def show_results(
@@ -24,7 +20,8 @@ def show_results(
     base: str | Path | None = None,
     console: Console | None = None,
 ) -> Results:
-    """One run: prints its tables and writes results.json, table.md, table.tex and the curves (into the run, unless told)."""
+    """One run: prints its tables and writes results.json, table.md, table.tex and the curves (into the run, unless told).
+    With ``base`` the tables are of both, with their differences."""
     console = console or Console()
     found = results(folder, level=level, base=base)
     _results_table(found).show(console)
@@ -32,15 +29,15 @@ def show_results(
         Text(f"brackets: {level:.0%} bootstrap intervals over problems; ±: standard deviation over seeds", "dim")
     )
     _rates_table(found).show(console)
-    if found.paired and found.support:
-        _paired_table(found.paired).show(console)
-        _support_table(found.support).show(console)
+    both = compare([folder] if base is None else [base, folder], level, partial=True)
+    if found.support:
+        _change_table(both).show(console)
+        support_table({found.run: found.support}, str(base)).show(console)
     _print_notes(console, _run_notes(found), [])
-    own: Curves = {Path(folder).resolve().name: {name: t.pass_at for name, t in found.tasks.items() if t.pass_at}}
+    curves = {name: {Path(folder).resolve().name: t.pass_at} for name, t in found.tasks.items() if t.pass_at}
     if found.average and len(found.average.tasks) > 1:
-        own[Path(folder).resolve().name][AVERAGE] = found.average.pass_at
-    alone = compare([folder], level, partial=True)
-    _write(console, Path(out or folder), {"results.json": found.to_json(), **_texts(alone)}, own, level)
+        curves[AVERAGE] = {Path(folder).resolve().name: found.average.pass_at}
+    _write(console, Path(out or folder), {"results.json": found.to_json()}, both, curves)
     return found
 
 
@@ -54,28 +51,31 @@ def show_comparison(
     """Several runs: prints the table and the differences from the first; with ``out``, writes them and the curves."""
     console = console or Console()
     found = compare(folders, level, partial)
-    _comparison_table(found).show(console)
+    comparison_table(found).show(console)
     if len(found.rows) > 1:
         _change_table(found).show(console)
-    console.print(Text(tables.about(found), style="dim"))
-    _print_notes(console, found.notes, tables.not_shown(found))
+    console.print(Text(_about(found), style="dim"))
+    _print_notes(console, found.notes, _not_shown(found))
     if out is not None:
-        shown = {g for g, _ in found.columns}
-        curves: Curves = {r.name: {g: points for g, points in r.cells.items() if g in shown} for r in found.rows}
-        _write(console, Path(out), {"comparison.json": found.to_json(), **_texts(found)}, curves, level)
+        groups = dict.fromkeys(g for g, _ in found.columns)
+        curves = {g: {row.name: row.cells[g] for row in found.rows if g in row.cells} for g in groups}
+        _write(console, Path(out), {"comparison.json": found.to_json()}, found, curves)
     return found
 
 
-def _texts(c: Comparison) -> dict[str, str]:
-    return {"table.md": tables.markdown(c), "table.tex": tables.latex(c)}
-
-
-def _write(console: Console, folder: Path, texts: dict[str, str], curves: Curves, level: float) -> None:
+def _write(console: Console, folder: Path, texts: dict[str, str], c: Comparison, curves: Curves) -> None:
+    table = comparison_table(c)
+    table.notes = [_about(c), *c.notes, *_not_shown(c)]
+    texts |= {"table.md": table.markdown(), "table.tex": table.latex()}
+    if len(c.rows) > 1:
+        change = _change_table(c)
+        texts["table.md"] += f"\n{change.title}:\n\n{change.markdown()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             (folder / name).write_text(text)
-        figure = figures.pass_at_k_figure(curves, folder / "pass_at_k", level)
+        about = f"pass@k against k, with {c.level:.0%} bands over problems"
+        figure = pass_at_k_figure(curves, folder / "pass_at_k", about)
     except OSError as e:
         raise UserError(f"--out {folder}: cannot write there ({e.strerror}); name a folder you can write to.") from e
     written = [*(str(folder / name) for name in texts), *map(str, figure.files)]
@@ -85,95 +85,96 @@ def _write(console: Console, folder: Path, texts: dict[str, str], curves: Curves
 # ---- tables ------------------------------------------------------------------------------------------------------
 
 
-def _bracketed(e: Estimate | None) -> str:
-    if e is None:
-        return "–"
-    return (
-        digits(e.value) if e.low is None or e.high is None else f"{digits(e.value)} [{digits(e.low)}, {digits(e.high)}]"
-    )
-
-
-def _over_seeds(e: Estimate) -> str:
-    if e.seed_mean is None:
-        return "–"
-    return digits(e.seed_mean) + (f" ± {digits(e.seed_std)}" if e.seed_std is not None else "")
-
-
-def _results_table(r: Results) -> Grid:
-    table = Grid(f"{r.run or r.folder} · {r.model}", ("task", "k", "pass@k", "over seeds", "majority@k"), keep=2)
-    rows: dict[str, TaskResult | Average] = dict(r.tasks)
+def _results_table(r: Results) -> Table:
+    table = Table(f"{r.run or r.folder} · {r.model}", ("task", "k", "pass@k", "over seeds", "majority@k"), [])
+    parts: dict[str, TaskResult | Average] = dict(r.tasks)
     if r.average and len(r.average.tasks) > 1:
-        rows[f"mean of {len(r.average.tasks)} tasks"] = r.average
-    for name, t in rows.items():
+        parts[f"mean of {len(r.average.tasks)} tasks"] = r.average
+    for name, t in parts.items():
         for i, (k, e) in enumerate(t.pass_at.items()):
-            head = "" if i else name
-            table.add(head, str(k), _bracketed(e), _over_seeds(e), _bracketed(t.majority_at.get(k)))
+            seeds = digits(e.seed_mean) + (f" ± {digits(e.seed_std)}" if e.seed_std is not None else "")
+            vote = t.majority_at.get(k)
+            majority = bracketed(vote.value, vote.low, vote.high) if vote else "–"
+            table.rows.append(("" if i else name, str(k), bracketed(e.value, e.low, e.high), seeds, majority))
         if not t.pass_at:
-            table.add(name, "–", "–", "–", "–")
-        table.section()
+            table.rows.append((name, "–", "–", "–", "–"))
+        table.rows.append(None)
     return table
 
 
-def _rates_table(r: Results) -> Grid:
+def _rates_table(r: Results) -> Table:
     columns = (
         "problems", "n × seeds", "answered", "truncated", "truncated,\nno answer", "errors", "tokens", "right\nanswers",
         "right\nsolutions",
     )  # fmt: skip
-    table = Grid("samples (the last two: different ones in n samples of a problem)", ("task", *columns))
+    table = Table("samples (the last two: different ones in n samples of a problem)", ("task", *columns), [])
     kinds = ("answered", "truncated", "truncated_without_answer", "errors")
     for name, t in r.tasks.items():
         shares = [f"{t.rates[kind]:.1%}" if kind in t.rates else "–" for kind in kinds]
         distinct = [f"{e.value:.2f}" if e else "–" for e in (t.distinct_answers, t.distinct_solutions)]
         tokens = f"{t.rates['tokens']:.0f}" if "tokens" in t.rates else "–"
-        table.add(name, str(t.problems), f"{t.n} × {len(t.seeds)}", *shares, tokens, *distinct)
+        table.rows.append((name, str(t.problems), f"{t.n} × {len(t.seeds)}", *shares, tokens, *distinct))
     return table
 
 
-def _paired_table(p: Paired) -> Grid:
-    ks = sorted({k for t in p.tasks.values() for k in t.pass_at})
-    table = Grid(f"paired differences from {p.first}", ("task", "problems", *(f"pass@{k}" for k in ks)))
-    rows = [(name, str(t.problems), t.pass_at) for name, t in p.tasks.items()]
-    if len(rows) > 1:
-        rows.append((f"mean of {len(rows)} tasks", "", p.average))
-    for name, problems, cells in rows:
-        table.add(*map(Text, (name, problems, *(_bracketed(cells.get(k)) for k in ks))))
+def support_table(runs: Mapping[str, Mapping[str, SupportTask]], base: str) -> Table:
+    title = f"solved in k samples by both (P), only by the run (E), only by {base} (S), by neither (O)"
+    table = Table(title, ("run", "task", "k", "P", "E", "S", "O", "SRR", "NDR", "SDS", "NSCR"), [])
+    for run, by_task in runs.items():
+        for task, s in by_task.items():
+            m = s.metrics
+            ratios = (digits(x) for x in (m.SRR, m.NDR, m.SDS, m.NSCR))
+            table.rows.append((run, task, *map(str, (s.budget, m.P, m.E, m.S, m.O)), *ratios))
     return table
 
 
-def _support_table(support: Mapping[str, SupportTask]) -> Grid:
-    columns = ("budget", "both", "gained", "lost", "neither", "SRR", "NDR", "SDS", "NSCR")
-    table = Grid("problems solved within the budget, against the base", ("task", *columns))
-    for name, s in support.items():
-        m = s.metrics
-        cells = (s.budget, m.P, m.E, m.S, m.O, *(digits(x) for x in (m.SRR, m.NDR, m.SDS, m.NSCR)))
-        table.add(*(Text(str(x)) for x in (name, *cells)))
-    return table
-
-
-def _comparison_table(c: Comparison) -> Grid:
-    table = Grid("", ("run", *(f"{g}\npass@{k}" for g, k in c.columns)))
+def comparison_table(c: Comparison) -> Table:
+    table = Table("", _columns(c), [])
     for row in c.rows:
-        table.add(Text(row.name), *(_cell(row.cells.get(g, {}).get(k)) for g, k in c.columns))
+        table.rows.append((row.name, *(_value(row.cells.get(g, {}).get(k)) for g, k in c.columns)))
     return table
 
 
-def _cell(cell: Cell | None) -> Text:
-    if cell is None:
-        return Text("–")
-    return Text.assemble(
-        (digits(cell.value), "bold" if cell.bold else ""), (f"\n[{digits(cell.low)}, {digits(cell.high)}]", "dim")
-    )
-
-
-def _change_table(c: Comparison) -> Grid:
-    table = Grid(f"paired differences from {c.rows[0].name}", ("run", *(f"{g}\npass@{k}" for g, k in c.columns)))
+def _change_table(c: Comparison) -> Table:
+    table = Table(f"paired differences from {c.rows[0].name}", _columns(c), [])
     for row in c.rows[1:]:
-        changes = (tables.change(row.cells.get(g, {}).get(k)).replace(" [", "\n[") for g, k in c.columns)
-        table.add(Text(row.name), *map(Text, changes))
+        table.rows.append((row.name, *(_change(row.cells.get(g, {}).get(k)) for g, k in c.columns)))
     return table
+
+
+def _columns(c: Comparison) -> list[str]:
+    return ["run", *(f"{g} pass@{k}" for g, k in c.columns)]
+
+
+def _value(cell: Cell | None) -> str:
+    if cell is None:
+        return "–"
+    number, space, interval = bracketed(cell.value, cell.low, cell.high).partition(" ")
+    return f"**{number}**{space}{interval}" if cell.bold else number + space + interval
+
+
+def _change(cell: Cell | None) -> str:
+    if cell is None or cell.minus_first is None:
+        return "–"
+    return "+" * (round(cell.minus_first[0], 3) > 0) + bracketed(*cell.minus_first)
 
 
 # ---- notes -------------------------------------------------------------------------------------------------------
+
+
+def _about(c: Comparison) -> str:
+    """The caption: what the numbers and the brackets are."""
+    sizes = ", ".join(f"{task} ({n} problems)" for task, n in c.problems.items())
+    mean = f" {AVERAGE}: the mean of the task means ({', '.join(c.averaged)})." if len(c.averaged) > 1 else ""
+    return (
+        f"Unbiased pass@k on {sizes}; in brackets {c.level:.0%} bootstrap intervals over problems. Bold: the best, where its "
+        f"paired interval against every other run excludes 0.{mean}"
+    )
+
+
+def _not_shown(c: Comparison) -> list[str]:
+    """A sentence for each absent run; most reasons begin with its folder."""
+    return [f"not shown: {why if why.startswith(f) else f'{f}: {why}'}" for f, why in c.absent.items()]
 
 
 def _run_notes(r: Results) -> list[str]:
@@ -181,16 +182,12 @@ def _run_notes(r: Results) -> list[str]:
     for name, t in r.tasks.items():
         if t.unverifiable:
             out.append(
-                f"{name}: {len(t.unverifiable)} problems with an unverifiable gold dropped ({_some(t.unverifiable)})"
+                f"{name}: {len(t.unverifiable)} problems with an unverifiable gold dropped ({some(t.unverifiable)})"
             )
         if t.incomplete:
             cells = [f"{g.problem} seed {g.seed}: {g.have} of {g.want}" for g in t.incomplete]
-            out.append(f"{name}: {len(cells)} (problem, seed) cells are incomplete and not counted ({_some(cells)})")
+            out.append(f"{name}: {len(cells)} (problem, seed) cells are incomplete and not counted ({some(cells)})")
     return out
-
-
-def _some(names: list[str], most: int = 5) -> str:
-    return "; ".join(names[:most]) + ("; …" if len(names) > most else "")
 
 
 def _print_notes(console: Console, notes: Sequence[str], absent: Sequence[str]) -> None:

@@ -95,18 +95,16 @@ def show(out: str, seed: int = 0) -> bool:
     )
     for row, (_, _, gradient) in ROWS.items():
         console.print(f"  {row:<17} {escape(gradient)}")
-    table = Table(title="The theory, both sides computed")
-    for column in ("holds", "statement", "measured"):
-        table.add_column(column)
+    table = Table("holds", "statement", "measured", title="The theory, both sides computed")
     for check in results:
         holds = "[green]yes[/]" if check.holds else "[bold red]NO[/]"
         table.add_row(holds, escape(check.statement), escape(check.measured))
     console.print(table)
-    (folder / "estimators.svg").write_text(figures.distance_figure(d.final), encoding="utf-8")
+    drawn = figures.distance_figure(d.final, folder / "estimators.svg")
     record = {"seed": seed, "beta": theory.BETA, "steps": STEPS, "distances": d.final, "guide_moves_target": d.moved}
     record |= {"guide_against_none": d.inert, "checks": [asdict(c) for c in results]}
     (folder / "lab.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     (folder / "playground.html").write_text(playground(), encoding="utf-8")
-    written = [folder / name for name in ("estimators.svg", "lab.json", "playground.html")]
+    written = [*drawn.files, folder / "lab.json", folder / "playground.html"]
     console.print("written: " + ", ".join(map(str, written)), soft_wrap=True)
     return all(c.holds for c in results)

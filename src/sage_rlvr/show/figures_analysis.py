@@ -1,7 +1,6 @@
 """One picture per analysis, each with its description in words."""
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,9 @@ from sage_rlvr.analysis.dynamics import Dynamics, smoothed
 from sage_rlvr.analysis.grid import Grid
 from sage_rlvr.analysis.patterns import TaskPatterns
 from sage_rlvr.evaluate.results import SupportTask
-from sage_rlvr.show.style import INK, Figure, legend, line, log_scale, panels, save, whole_steps
+from sage_rlvr.show.style import INK, Figure, legend, line, log_scale, panels, panels_for, save, whole_steps
 
 HATCH = ("", "//", "..", "xx", "\\\\", "++", "oo", "--")
-
-
-@contextmanager
-def panels_for(what: Collection[Any], **how: Any) -> Iterator[tuple[Any, Any]]:
-    """A panel for each, two beside each other; (figure, axes)."""
-    across = min(2, len(what))
-    with panels(across, -(-len(what) // across), **how) as (figure, axes):
-        for ax in axes.flat[len(what) :]:
-            ax.set_visible(False)
-        yield figure, axes
 
 
 def patterns_figure(runs: Mapping[str, Mapping[str, TaskPatterns]], path: Path) -> Figure:

@@ -1,10 +1,10 @@
-"""pass@k over k, with bands: one panel a task, one line a run."""
+"""pass@k over k, with bands: a panel a task, a line a run."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from sage_rlvr.show.style import Figure, legend, line, log_scale, panels, save
+from sage_rlvr.show.style import PAPER, Figure, legend, line, log_scale, panels_for, save
 
 
 class Point(Protocol):
@@ -15,45 +15,41 @@ class Point(Protocol):
     high: Any
 
 
+Curve = Mapping[int, Point]
+Curves = Mapping[str, Mapping[str, Curve]]  # panel → run → k → its point; a panel may lack some runs
+
+
 def pass_at_k_figure(
-    curves: Mapping[str, Mapping[str, Mapping[int, Point]]], path: str | Path, level: float = 0.95
+    curves: Curves, path: str | Path, about: str, facts: Mapping[str, Mapping[str, Mapping[int, float]]] = {}
 ) -> Figure:
-    """``curves[run][panel][k]``. Panels appear in the order in which runs name them; a run may lack some."""
-    names = list(dict.fromkeys(p for run in curves.values() for p in run))
-    across = min(2, len(names))
-    with panels(across, -(-len(names) // across)) as (figure, grid):
-        for ax, panel in zip(grid.flat, names):
-            for i, (run, by_panel) in enumerate(curves.items()):
-                if by_panel.get(panel):
-                    _draw(ax, run, by_panel[panel], line(i))
-            ks = sorted({k for run in curves.values() for k in run.get(panel, {})})
+    """``facts[panel][row][k]``: the paper's values, drawn hollow and never joined. ``about``: what the picture is, in words."""
+    titles = list(dict.fromkeys([*facts, *curves]))
+    runs = list(dict.fromkeys(run for where in (curves, facts) for by in where.values() for run in by))
+    said = []
+    with panels_for(titles) as (figure, axes):
+        for ax, title in zip(axes.flat, titles):
+            ours, theirs = curves.get(title, {}), facts.get(title, {})
+            for run, curve in ours.items():
+                _draw(ax, run, curve, line(runs.index(run)))
+                ends = [f"{curve[k].value:.3f} at k={k}" for k in (min(curve), max(curve))]
+                said.append(f"{title}, {run}: {' to '.join(ends)}")
+            for run, at in theirs.items():
+                mark = {"marker": line(runs.index(run))["marker"], "mfc": "none", "mec": PAPER, "ms": 6}
+                ax.plot(*zip(*at.items()), ls="", label=f"{run} (the paper's)", **mark)
+                said.append(f"{title}, {run}, the paper's: " + ", ".join(f"{v:.3f} at k={k}" for k, v in at.items()))
+            ks = sorted({k for curve in (*ours.values(), *theirs.values()) for k in curve})
             ax.set_xscale("log", base=2)
             log_scale(ax.xaxis, ks[:: -(-len(ks) // 9)])
-            ax.set(title=panel, xlabel="k (samples per problem)")
-        for ax in grid.flat[len(names) :]:
-            ax.set_visible(False)
-        for ax in grid[:, 0]:
+            ax.set(title=title, xlabel="k (samples per problem)")
+        for ax in axes[:, 0]:
             ax.set_ylabel("pass@k")
-        legend(figure, grid)
-        return save(figure, path, describe(curves, level))
+        legend(figure, axes)
+        return save(figure, path, f"{about}. {'; '.join(said)}.")
 
 
-def _draw(ax: Any, run: str, points: Mapping[int, Point], style: dict[str, Any]) -> None:
-    ks = sorted(points)
-    ax.plot(ks, [points[k].value for k in ks], label=run, **style)
-    banded = [k for k in ks if points[k].low is not None and points[k].low == points[k].low]
-    low, high = [points[k].low for k in banded], [points[k].high for k in banded]
-    ax.fill_between(banded, low, high, color=style["color"], alpha=0.12, lw=0)
-
-
-def describe(curves: Mapping[str, Mapping[str, Mapping[int, Point]]], level: float) -> str:
-    """The picture in words: each run's ends in each panel."""
-    said = []
-    for panel in dict.fromkeys(p for run in curves.values() for p in run):
-        ends = []
-        for run, by_panel in curves.items():
-            if points := by_panel.get(panel):
-                a, b = min(points), max(points)
-                ends.append(f"{run} from {points[a].value:.3f} at k={a} to {points[b].value:.3f} at k={b}")
-        said.append(f"{panel}: " + ", ".join(ends))
-    return f"pass@k against k on a log scale, with {level:.0%} bands over problems. " + ". ".join(said) + "."
+def _draw(ax: Any, run: str, curve: Curve, style: dict[str, Any]) -> None:
+    ks = sorted(curve)
+    ax.plot(ks, [curve[k].value for k in ks], label=run, **style)
+    banded = [k for k in ks if curve[k].low is not None and curve[k].low == curve[k].low]
+    lows, highs = [curve[k].low for k in banded], [curve[k].high for k in banded]
+    ax.fill_between(banded, lows, highs, color=style["color"], alpha=0.12, lw=0)

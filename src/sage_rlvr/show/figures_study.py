@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from sage_rlvr.show.style import INK, Figure, legend, line, panels, save, whole_steps
+from sage_rlvr.show.style import INK, Figure, legend, line, panels, panels_for, save
 from sage_rlvr.stats.distance import Excess, Run, curve_at
 from sage_rlvr.stats.frontier import Frontier, in_order
 from sage_rlvr.stats.matched import Matched
 
-COLUMNS = 2
 GREY = "#8a8a8a"
 GUESS = "#a83250"
-Curves = dict[str, dict[str, list[list[float]]]]  # variant → what was logged → [step, mean over the finished seeds]
 
 
 def draw_frontier(
@@ -34,8 +32,7 @@ def draw_frontier(
     swept = [f for f, own in families.items() if len(own) > 1 and f != reference]
     single = [p for own in families.values() if len(own) == 1 for p in own if p.family != reference]
     titles: list[str | None] = [*swept, *([None] if single or not swept else [])]
-    columns = min(COLUMNS, len(titles))
-    with panels(columns, -(-len(titles) // columns), sharex=True, sharey=True) as (figure, axes):
+    with panels_for(titles, sharex=True, sharey=True) as (figure, axes):
         for ax, family in zip(axes.flat, titles):
             _family(ax, families[reference], GREY, "o", (-3, -8), reference)
             if family is not None:
@@ -47,8 +44,6 @@ def draw_frontier(
             if guess is not None:
                 ax.axhline(guess, color=GUESS, ls=":", lw=1, label="guessing")
             ax.set_title(family or "one setting each")
-        for ax in axes.flat[len(titles) :]:
-            ax.set_visible(False)
         for ax in axes[-1]:
             ax.set_xlabel("pass@1")
         for ax in axes[:, 0]:
@@ -129,18 +124,3 @@ def draw_distance(path: str | Path, runs: Sequence[Run], references: Sequence[st
 def _mean(runs: Sequence[Run], k: int) -> tuple[float, float]:
     """(KL, pass@k)"""
     return float(np.mean([r.kl for r in runs])), float(np.mean([r.passes[k] for r in runs]))
-
-
-def draw_curves(path: str | Path, curves: Curves, names: dict[str, str]) -> Figure:
-    """A panel for each of ``names`` (what was logged → its title), a line a variant."""
-    with panels(len(names), width=5.6) as (figure, axes):
-        for ax, (name, title) in zip(axes.flat, names.items()):
-            for i, (variant, logged) in enumerate(curves.items()):
-                if name in logged:
-                    steps, values = zip(*logged[name])
-                    ax.plot(steps, values, label=variant, markevery=max(1, len(steps) // 6), **line(i))
-            whole_steps(ax.xaxis)
-            ax.set_title(title)
-        legend(figure, axes)
-        told = f"{' and '.join(names.values())} over training, means over seeds: {', '.join(curves)}."
-        return save(figure, path, told)

@@ -9,16 +9,16 @@ import numpy as np
 from sage_rlvr.analysis.dynamics import Dynamics
 from sage_rlvr.analysis.perplexity import perplexity
 from sage_rlvr.analysis.scoring import source_of
-from sage_rlvr.evaluate.results import Estimate, results
+from sage_rlvr.evaluate.results import results
 from sage_rlvr.show import paper
-from sage_rlvr.show.figures_analysis import draw_perplexity, draw_series, panels_for, quantile_words
+from sage_rlvr.show.figures_analysis import draw_perplexity, draw_series, quantile_words
+from sage_rlvr.show.figures_eval import Curve, pass_at_k_figure
 from sage_rlvr.show.figures_lab import kl_figure
 from sage_rlvr.show.paper_runs import Runs, model_name
-from sage_rlvr.show.style import PAPER, Figure, legend, line, log_scale, panels, save, whole_steps
+from sage_rlvr.show.style import Figure, legend, line, panels, panels_for, save, whole_steps
 from sage_rlvr.store import SampleStore
 
 Drawn = tuple[Figure | None, dict[str, Any]]
-Curve = Mapping[int, Estimate]
 
 
 def figure2(runs: Runs, path: Path) -> Drawn:
@@ -66,14 +66,8 @@ def _curves(
 ) -> dict[str, dict[str, Curve]]:
     """panel → row → curve. One evaluation a row and model: the first that can be read."""
     out: dict[str, dict[str, Curve]] = {}
-    for label, folders in runs.labels.items():
-        row = paper.row_of(label)
-        if rows is not None and row not in rows:
-            continue
-        evaluations = runs.evaluations(folders)
-        if not evaluations:
-            runs.missing(label, folders, "evaluation")
-        for r in runs.read(evaluations, results):
+    for row in [row for row in runs.rows if rows is None or row in rows]:
+        for r in runs.read_evaluations(row, results):
             for task, t in r.tasks.items():
                 if t.pass_at and (tasks is None or task in tasks):
                     panel = f"{model_name(Path(r.folder))} · {task}" if by_model else paper.TASKS.get(task, task)
@@ -81,42 +75,11 @@ def _curves(
     return out
 
 
-def _pass_figure(
-    curves: dict[str, dict[str, Curve]], path: Path, points: dict[str, dict[str, dict[int, float]]], what: str
-) -> Drawn:
-    """``points[panel][row][k]``: the paper's values, drawn hollow and never joined."""
-    titles = list(dict.fromkeys([*points, *curves]))
-    if not titles:
+def _pass_figure(curves: dict[str, dict[str, Curve]], path: Path, facts: dict[str, Any], what: str) -> Drawn:
+    if not (curves or facts):
         return None, {}
-    rows = list(dict.fromkeys([r for by in curves.values() for r in by] + [r for by in points.values() for r in by]))
-    words = []
-    with panels_for(titles) as (figure, axes):
-        for ax, title in zip(axes.flat, titles):
-            for row, curve in curves.get(title, {}).items():
-                _draw_curve(ax, row, curve, rows.index(row))
-                ends = [f"{curve[k].value:.3f} at k={k}" for k in (min(curve), max(curve))]
-                words.append(f"{title}, {row}: {' to '.join(ends)}")
-            for row, at in points.get(title, {}).items():
-                mark = {"marker": line(rows.index(row))["marker"], "mfc": "none", "mec": PAPER, "ms": 6}
-                ax.plot(*zip(*at.items()), ls="", label=f"{row} (the paper's)", **mark)
-                words.append(f"{title}, {row}, the paper's: " + ", ".join(f"{v:.3f} at k={k}" for k, v in at.items()))
-            ks = sorted({k for by in (curves.get(title, {}), points.get(title, {})) for c in by.values() for k in c})
-            ax.set_xscale("log", base=2)
-            log_scale(ax.xaxis, ks[:: -(-len(ks) // 9)])
-            ax.set(title=title, xlabel="k (samples per problem)")
-        axes[0, 0].set_ylabel("pass@k")
-        legend(figure, axes)
-        made = save(figure, path, f"{what}: pass@k against k. " + "; ".join(words) + ".")
-    data = {t: {r: {k: vars(e) for k, e in c.items()} for r, c in by.items()} for t, by in curves.items()}
-    return made, {"ours": data, "paper": points}
-
-
-def _draw_curve(ax: Any, row: str, curve: Curve, i: int) -> None:
-    ks = sorted(curve)
-    ax.plot(ks, [curve[k].value for k in ks], label=row, **line(i))
-    banded = [k for k in ks if curve[k].low is not None]
-    lows, highs = [curve[k].low for k in banded], [curve[k].high for k in banded]
-    ax.fill_between(banded, lows, highs, color=line(i)["color"], alpha=0.12, lw=0)
+    made = pass_at_k_figure(curves, path, f"{what}: pass@k against k", facts)
+    return made, {"ours": curves, "paper": facts}
 
 
 def figure3(runs: Runs, path: Path) -> Drawn:
@@ -125,7 +88,7 @@ def figure3(runs: Runs, path: Path) -> Drawn:
     _note_missing(runs, [row for row in rows if row not in runs.rows])
     facts = paper.results(1)
     points = {
-        title: {row: {k: facts[row][task, k].mean for k in (1, paper.TOP[1])} for row in rows}
+        title: {row: {k: facts[row][task, k].mean for k in (1, paper.TABLES[1]["top"])} for row in rows}
         for task, title in paper.TASKS.items()
     }
     return _pass_figure(_curves(runs, list(paper.TASKS), rows), path, points, "GRPO and Branch on three benchmarks")

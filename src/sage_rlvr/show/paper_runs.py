@@ -14,21 +14,14 @@ Folders = str | Path | Sequence[str | Path]
 
 
 class Runs:
-    """Label → folders, and what is found in them. A run that cannot be read is named in ``notes``."""
+    """Row → folders, and what is found in them. A run that cannot be read is named in ``notes``."""
 
     def __init__(self, runs: Mapping[str, Folders]):
-        self.labels = {
-            label: [Path(f)] if isinstance(f, str | Path) else [Path(x) for x in f] for label, f in runs.items()
-        }
+        self.rows: dict[str, list[Path]] = {}  # the paper's row (or an own one) → folders
+        for label, given in runs.items():
+            folders = [given] if isinstance(given, str | Path) else given
+            self.rows.setdefault(paper.row_of(label), []).extend(map(Path, folders))
         self.notes: list[str] = []
-
-    @property
-    def rows(self) -> dict[str, list[Path]]:
-        """The paper's row (or an own one) → folders."""
-        out: dict[str, list[Path]] = {}
-        for label, folders in self.labels.items():
-            out.setdefault(paper.row_of(label), []).extend(folders)
-        return out
 
     def evaluations(self, folders: Sequence[Path]) -> list[Path]:
         """Those of the folders (or their sub-folders) that hold samples."""
@@ -58,11 +51,8 @@ class Runs:
 
     def _or_note(self, row: str, out: list[Any], what: str) -> list[Any]:
         if row in self.rows and not out:
-            self.missing(row, self.rows[row], what)
+            self.note(f"{row}: no {what} in {', '.join(map(str, self.rows[row]))}")
         return out
-
-    def missing(self, row: str, folders: Sequence[Path], what: str) -> None:
-        self.note(f"{row}: no {what} in {', '.join(map(str, folders))}")
 
     def note(self, text: str) -> None:
         if text not in self.notes:

@@ -6,8 +6,7 @@ A label is a row of the paper in any spelling ("branch", "GRPO + Branch"; paper.
 evaluation, a training run, or one that holds both; several folders (training seeds) are averaged. What is not there is "not run".
 """
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,12 @@ from sage_rlvr.analysis.patterns import patterns
 from sage_rlvr.errors import UserError
 from sage_rlvr.evaluate.results import Estimate, Results, results
 from sage_rlvr.names import near
-from sage_rlvr.show import paper
-from sage_rlvr.show.console_analysis import plain
+from sage_rlvr.show import paper, tables
 from sage_rlvr.show.paper_figures import FIGURES
 from sage_rlvr.show.paper_runs import Folders, Runs, model_name
 from sage_rlvr.show.style import Figure
-from sage_rlvr.show.tables_eval import digits
+from sage_rlvr.show.tables import bracketed, digits
+from sage_rlvr.stats.table import as_json
 
 NOT_RUN = "not run"
 
@@ -45,10 +44,8 @@ class Cell:
     def own_text(self) -> str:
         if self.ours is None:
             return NOT_RUN
-        text = digits(self.ours)
-        if self.low is not None and self.high is not None:
-            text += f" [{digits(self.low)}, {digits(self.high)}]"
-        elif self.spread is not None:
+        text = bracketed(self.ours, self.low, self.high)
+        if (self.low is None or self.high is None) and self.spread is not None:
             text += f" ± {digits(self.spread)}"
         return text + (f" at k={self.k}" if self.k else "")
 
@@ -81,13 +78,11 @@ class Made:
 
 def results_table(number: int, runs: Runs) -> Table:
     """Tables 1, 3, 4 and 9: pass@1 and pass@top on each task, and the mean of the tasks."""
-    facts, top = paper.results(number), paper.TOP[number]
-    groups = ["minerva"] if number == 9 else [*paper.TASKS, paper.AVERAGE]
-    columns = [(g, k) for g in groups for k in (1, top)]
-    title = {1: "main results", 3: "BNPO and DAPO", 4: "R1-Distill", 9: "Minerva"}[number]
+    facts, about = paper.results(number), paper.TABLES[number]
+    columns = [(g, k) for g in paper.groups(number) for k in (1, about["top"])]
     names = [f"{paper.TASKS.get(g, g)} pass@{k}" for g, k in columns]
-    table = Table(f"table{number}", f"Table {number}: {title} (the paper's: {paper.MODEL[number]})", names, {})
-    every = {r for n in paper.TOP for r in paper.results(n)}  # rows of another table stay there
+    table = Table(f"table{number}", f"Table {number}: {about['title']} (the paper's: {about['model']})", names, {})
+    every = {r for n in paper.TABLES for r in paper.results(n)}  # rows of another table stay there
     for row in [*facts, *(r for r in runs.rows if r not in every)]:
         ours = runs.read_evaluations(row, results)
         for r in ours:
@@ -134,13 +129,13 @@ def _average(r: Results) -> Mapping[int, Estimate]:
 
 def patterns_table(runs: Runs, first: int = 16) -> Table:
     """Table 2: pattern frequency among right AIME solutions."""
-    table = Table("table2", "Table 2: reasoning patterns among right AIME solutions", list(paper.PATTERNS), {})
-    facts = {row: [v[i] for v in paper.PATTERNS.values()] for i, row in enumerate(paper.PATTERN_ROWS)}
+    facts = paper.PATTERNS
+    table = Table("table2", "Table 2: reasoning patterns among right AIME solutions", list(facts["Base"]), {})
     for row in [*facts, *(r for r in runs.rows if r not in facts)]:
         ours = runs.read_evaluations(row, lambda f: patterns(f, first=first).get("aime"), "AIME samples")
         cells = []
-        for i, name in enumerate(paper.PATTERNS):
-            cell = Cell(paper=facts[row][i] if row in facts else None)
+        for name in table.columns:
+            cell = Cell(paper=facts.get(row, {}).get(name))
             own = [t.frequency[name] for t in ours]
             if own:
                 cell.ours = float(np.mean([f.per_problem for f in own]))
@@ -169,9 +164,9 @@ def gradient_table(runs: Runs) -> Table:
 
 def grid_table(runs: Runs) -> Table:
     """Table 6: the τ×ρ grid on AMC23; every run whose guide has a threshold and a ratio."""
-    title = f"Table 6: branch guide on AMC23 over τ and ρ (the paper's: {paper.GRID_SEEDS} seeds)"
+    title = "Table 6: branch guide on AMC23 over τ and ρ (the paper's: 3 seeds)"
     table = Table("table6", title, ["pass@1", f"pass@{paper.GRID_TOP}"], {})
-    folders = runs.evaluations([f for own in runs.labels.values() for f in own])
+    folders = runs.evaluations([f for own in runs.rows.values() for f in own])
     ours = {}
     for g in runs.read([Path("grid")], lambda _: grid(folders, paper.GRID_TASK)) if folders else []:  # one, or none
         ours = {(c.threshold, c.ratio): (c, g.top) for c in g.cells}
@@ -203,40 +198,14 @@ MARK = f"Rows marked † are the paper's ({paper.SOURCE}; mean ± std over its s
 BRACKETS = "Brackets: 95% bootstrap intervals over problems; ±: standard deviation over runs."
 
 
-def _lines(t: Table) -> Iterator[tuple[str, bool, list[str]]]:
-    """(row, whether it is the paper's, its cells), in the order of reading."""
+def _written(t: Table) -> tables.Table:
+    """Each row, and below it the paper's where it has one."""
+    out = tables.Table(t.title, ["run", *t.columns], [], [f"{MARK} {BRACKETS}", *t.notes])
     for row, cells in t.rows.items():
-        yield row, False, [c.own_text() for c in cells]
+        out.rows.append([row, *(c.own_text() for c in cells)])
         if any(c.paper is not None for c in cells):
-            yield row, True, [c.paper_text() for c in cells]
-
-
-def markdown(t: Table) -> str:
-    lines = [f"**{t.title}**", "", "| run | " + " | ".join(t.columns) + " |", "|---" * (len(t.columns) + 1) + "|"]
-    for row, papers, cells in _lines(t):
-        lines.append(f"| {_md(row)}{' †' * papers} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", f"{MARK} {BRACKETS}", "", *(f"- {_md(n)}" for n in t.notes)]).rstrip() + "\n"
-
-
-def latex(t: Table) -> str:
-    head = ["% needs \\usepackage{booktabs}", rf"\begin{{tabular}}{{l{'c' * len(t.columns)}}}", r"\toprule"]
-    lines = [*head, " & ".join(["run", *map(_tex, t.columns)]) + r" \\", r"\midrule"]
-    for row, papers, cells in _lines(t):
-        lines.append(" & ".join([_tex(row) + r"$^\dagger$" * papers, *map(_tex, cells)]) + r" \\")
-    notes = [f"% {' '.join(n.split())}" for n in (f"{t.title}. {MARK} {BRACKETS}", *t.notes)]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes]) + "\n"
-
-
-def _md(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
-
-
-_TEX = {c: "\\" + c for c in "&%$#_{}"} | {"±": r"$\pm$", "−": "$-$", "–": "--", "τ": r"$\tau$", "ρ": r"$\rho$"}
-_TEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-
-
-def _tex(text: str) -> str:
-    return "".join(_TEX.get(ch, ch) for ch in text)
+            out.rows.append([f"{row} †", *(c.paper_text() for c in cells)])
+    return out
 
 
 def make(which: str, runs: Mapping[str, Folders], out: str | Path) -> Made:
@@ -250,8 +219,8 @@ def make(which: str, runs: Mapping[str, Folders], out: str | Path) -> Made:
             return _write_figure(which, own, folder, *FIGURES[which](own, folder / which))
         table = TABLES[which](own)
         table.notes = list(dict.fromkeys([*table.notes, *own.notes]))
-        record = _json({"source": paper.SOURCE, **asdict(table)})
-        texts = {".md": markdown(table), ".tex": latex(table), ".json": record}
+        written, record = _written(table), as_json({"source": paper.SOURCE, **asdict(table)})
+        texts = {".md": f"**{table.title}**\n\n{written.markdown()}", ".tex": written.latex(), ".json": record}
         for suffix, text in texts.items():
             (folder / f"{which}{suffix}").write_text(text, encoding="utf-8")
     except OSError as e:
@@ -265,12 +234,8 @@ def _write_figure(which: str, runs: Runs, folder: Path, figure: Figure | None, d
         figure = Figure([], "")
     words = figure.description
     record = {"which": which, "source": paper.SOURCE, "description": words, "data": data, "notes": runs.notes}
-    (folder / f"{which}.json").write_text(_json(record), encoding="utf-8")
+    (folder / f"{which}.json").write_text(as_json(record), encoding="utf-8")
     return Made(which, [*figure.files, folder / f"{which}.json"], runs.notes, words)
-
-
-def _json(record: Any) -> str:
-    return json.dumps(plain(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def parse_runs(given: Sequence[str]) -> dict[str, list[str]]:

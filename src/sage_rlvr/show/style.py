@@ -1,6 +1,6 @@
 """The one style of our figures: lightness, dash and marker all part the lines, so that they do so in greyscale too."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +58,16 @@ def panels(
             yield figure, axes
         finally:
             pyplot.close(figure)
+
+
+@contextmanager
+def panels_for(what: Collection[Any], **how: Any) -> Iterator[tuple[Any, Any]]:
+    """A panel for each, two beside each other; (figure, axes)."""
+    across = min(2, len(what))
+    with panels(across, -(-len(what) // across), **how) as (figure, axes):
+        for ax in axes.flat[len(what) :]:
+            ax.set_visible(False)
+        yield figure, axes
 
 
 def log_scale(axis: Any, ticks: Sequence[float] | None = None) -> None:

@@ -53,13 +53,12 @@ class Standings:
 
     n: int  # samples a problem
     grids: dict[tuple[str, str], np.ndarray]
-    left_out: tuple[str, ...] = ()  # of the mean, and of everything
 
     @property
     def tasks(self) -> list[str]:
         """The mean last, where there are several."""
         own = self._own()
-        return [*own, *[MEAN] * (len(own) > 1 or bool(self.left_out))]
+        return [*own, *[MEAN] * (len(own) > 1)]
 
     @property
     def seeds(self) -> dict[str, int]:
@@ -91,12 +90,8 @@ class Standings:
             for one, many in [self._estimates(t, v, reference)]
         ]
 
-    def without(self, *left_out: str) -> "Standings":
-        """A mean of the other tasks."""
-        return Standings(self.n, self.grids, (*self.left_out, *left_out))
-
     def _own(self) -> list[str]:
-        return [t for t in dict.fromkeys(task for task, _ in self.grids) if t not in self.left_out]
+        return list(dict.fromkeys(task for task, _ in self.grids))
 
     def _estimates(self, task: str, variant: str, reference: str | None = None) -> tuple[Estimate, Estimate]:
         """Of pass@1 and of pass@n; minus the reference's, where one is named."""

@@ -3,8 +3,7 @@
 β decides how far a policy goes from π_ref, and that distance decides most of pass@k: runs of one method at many β lie on one
 curve over their KL. The curve of the families called ``references`` is a cubic in √KL (a KL grows as the square of a distance);
 a family's ``excess`` is the mean height of its runs above that curve, at each k. A method that is another β in disguise
-has none at any k; one that moves the frontier has some. Estimators of the KL have curves of their own, thousandths apart:
-``like_for_like`` holds a family to the references that share its estimator. Runs beyond the references' own range of KL, and
+has none at any k; one that moves the frontier has some. Runs beyond the references' own range of KL, and
 runs that log none (β 0), are left out. An excess is a weighted sum of the runs' pass@k, so its interval is that of a sum of arms'
 tables (``stats.intervals``): over problems, each with a curve of its own, and the seeds of each arm, about the curve.
 """
@@ -69,18 +68,6 @@ def _tables(runs: Sequence[Run], weights: np.ndarray, off: np.ndarray) -> list[n
         if weights[i] != 0:
             arms.setdefault(run.variant, []).append(i)
     return [len(own) * weights[own, None] * off[own] for own in arms.values()]
-
-
-def like_for_like(runs: Sequence[Run], references: Sequence[str]) -> list[Excess]:
-    """Every family but the references, against the curve of those that share its estimator; where there are none, or too few
-    for a curve, against the curve of all of them."""
-    found: dict[str, Excess] = {}
-    for estimator in dict.fromkeys(r.estimator for r in runs):
-        alike = [r for r in runs if r.estimator == estimator]
-        curve = [f for f in references if any(r.family == f for r in alike)]
-        with_all = [*alike, *(r for r in runs if r.family in references and r.estimator != estimator)]
-        found |= {e.family: e for e in (excesses(alike, curve) if curve else []) or excesses(with_all, references)}
-    return [found[f] for f in dict.fromkeys(r.family for r in runs) if f in found and f not in references]
 
 
 def curve_at(runs: Sequence[Run], k: int, kl: np.ndarray) -> np.ndarray:

@@ -4,17 +4,15 @@ This is what an arm with a single setting can be held to, and where on the front
 frontier's range is not judged, nor one that chance would put outside more than once in ten: a frontier's end is as unsure as the
 point. Near the end of a steep frontier, where a point is judged only if chance puts it inside, the intervals that are given hold
 85 to 90 times in 100, not 95; elsewhere they hold. So a matched gain there decides nothing.
-
-And arm against arm, at one setting: better on both, or not. Intervals: ``stats.intervals``, over problems, which both sides
-share, and the seeds of each.
+Intervals: ``stats.intervals``, over problems, which both sides share, and the seeds of each.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from sage_rlvr.stats.frontier import Point, by_stratum, ends, height_at, in_order, setting
-from sage_rlvr.stats.intervals import FEWEST, Interval, crossed, linearised
+from sage_rlvr.stats.frontier import Point, by_stratum, ends, height_at, in_order
+from sage_rlvr.stats.intervals import Interval, crossed, linearised
 
 ASTRAY = 1.2816  # standard errors from the frontier's end: nearer, and more than a tenth of studies would put the point outside
 
@@ -71,35 +69,3 @@ def _gain(point: Point, line: list[Point], level: float) -> Interval | None:
             if room.mean <= max(0.0, ASTRAY * room.error):  # with one point on the line, both are 0
                 return None
     return linearised(over, *strata).interval(level)
-
-
-@dataclass(frozen=True)
-class Pair:
-    """An arm minus the reference's at the same setting of the sweep."""
-
-    variant: str
-    against: str
-    pass_1: Interval
-    pass_n: Interval
-    seeds: int  # of the two, the fewer
-
-    @property
-    def better_on_both(self) -> bool:
-        return self.seeds >= FEWEST and self.pass_1.low > 0 and self.pass_n.low > 0
-
-
-def pairs(families: dict[str, list[Point]], reference: str) -> list[Pair]:
-    """Every arm whose setting the reference has too. A family's intervals hold all at once with 95% (Bonferroni): with six
-    settings one of them would else look better too often."""
-    found = []
-    at = {setting(p.variant): p for p in families[reference]}
-    for family, points in families.items():
-        level = 1 - 0.05 / len(points)
-        for p in points:
-            theirs = at.get(setting(p.variant))
-            if family == reference or theirs is None or setting(p.variant) is None:
-                continue
-            strata, size = by_stratum([p, theirs]), len(p.tables)
-            one, many = (crossed(*([a[i] / size, -b[i] / size] for a, b in strata)).interval(level) for i in (0, 1))
-            found.append(Pair(p.variant, theirs.variant, one, many, min(len(p.x), len(theirs.x))))
-    return found

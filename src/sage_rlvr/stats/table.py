@@ -1,7 +1,9 @@
 """A study's table: each variant over its seeds, against the base. Intervals over problems and seeds; one seed: problems alone."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -107,12 +109,18 @@ def cells(row: Row, ks: list[int]) -> list[str]:
     ]
 
 
-def as_json(rows: list[Row]) -> list[dict[str, Any]]:
-    out = []
-    for row in rows:
-        d = asdict(row)
-        d["pass_at"] = {str(k): list(v) for k, v in row.pass_at.items()}
-        d["std"] = {str(k): None if np.isnan(v) else v for k, v in row.std.items()}
-        d["solutions"] = list(row.solutions) if row.solutions else None
-        out.append(d)
-    return out
+def plain(x: Any) -> Any:
+    """As JSON has it: dataclasses as objects, null for nan."""
+    if is_dataclass(x) and not isinstance(x, type):
+        return plain(asdict(x))
+    if isinstance(x, Mapping):
+        return {str(k): plain(v) for k, v in x.items()}
+    if isinstance(x, list | tuple):
+        return [plain(v) for v in x]
+    if isinstance(x, np.generic):
+        x = x.item()
+    return None if isinstance(x, float) and not math.isfinite(x) else x
+
+
+def as_json(x: Any) -> str:
+    return json.dumps(plain(x), indent=1, ensure_ascii=False, allow_nan=False) + "\n"

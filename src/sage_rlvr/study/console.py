@@ -1,10 +1,8 @@
 """What ``sage-rlvr study`` prints: a live table while it runs, the study's own table after."""
 
-import json
 import os
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ from sage_rlvr.report.page import build_report
 from sage_rlvr.show.figures_study import draw_distance, draw_frontier
 from sage_rlvr.stats.distance import excesses
 from sage_rlvr.stats.frontier import frontiers
-from sage_rlvr.stats.guess import guess_line
 from sage_rlvr.stats.intervals import Interval
 from sage_rlvr.stats.matched import matched
 from sage_rlvr.stats.table import as_json, as_markdown, cells, columns, shown
@@ -143,17 +140,15 @@ def show_table(out: str | Path, console: Console | None = None, reference: str |
     for task in dict.fromkeys(r.task for r in rows):
         own = [r for r in rows if r.task == task]
         ks = sorted({k for r in own for k in r.pass_at})
-        table = Grid(f"{name} on {task}: {own[0].problems} problems, {ks[-1]} samples each", columns(ks)[1:])
-        for row in own:
-            table.add(*cells(row, ks)[1:])
-        table.show(console)
+        title = f"{name} on {task}: {own[0].problems} problems, {ks[-1]} samples each"
+        _print(console, title, columns(ks)[1:], [cells(row, ks)[1:] for row in own])
     console.print(
         "means over seeds, 95% intervals over problems and, where there are several, seeds; lost, gained: problems solved by the "
         "base only, by the trained model only; tokens: of a sample; truncated: samples that reached max_tokens.",
         highlight=False,
     )
     write_whole(out / "table.md", as_markdown(rows))
-    write_whole(out / "table.json", json.dumps(as_json(rows), indent=1) + "\n")
+    write_whole(out / "table.json", as_json(rows))
     console.print(f"written: {out / 'table.md'}, {out / 'table.json'}", soft_wrap=True)
     if reference is not None or {"base"} < {r.variant for r in rows}:
         _show_against(console, out, reference or "base")
@@ -164,12 +159,11 @@ def _show_against(console: Console, out: Path, reference: str) -> None:
     less = found.less(reference)
     for task in found.tasks:
         title = f"each variant minus {reference} on {task}: paired differences, 95% intervals"
-        table = Grid(title, ("variant", "seeds", "pass@1", f"pass@{found.n}", "verdict"), left=("verdict",))
-        for x in less:
-            if x.task == task:
-                table.add(x.variant, str(x.seeds), _signed(x.pass_1), _signed(x.pass_n), x.verdict())
-        table.show(console)
-    write_whole(out / "against.json", json.dumps([asdict(x) for x in less], indent=1) + "\n")
+        head = ("variant", "seeds", "pass@1", f"pass@{found.n}", "verdict")
+        here = [x for x in less if x.task == task]
+        body = [(x.variant, str(x.seeds), _signed(x.pass_1), _signed(x.pass_n), x.verdict()) for x in here]
+        _print(console, title, head, body)
+    write_whole(out / "against.json", as_json(less))
     console.print(f"written: {out / 'against.json'}", soft_wrap=True)
 
 
@@ -186,29 +180,19 @@ def show_frontier(out: str | Path, reference: str | None = None, task: str | Non
     found, points = frontiers(families, against), matched(families, against)
     by = f", mean of {len(planes.strata)} strata of problems" * bool(planes.strata)
     title = f"{task}: mean height of each frontier, pass@{planes.k} over pass@1, where it and {against}'s both are{by}"
-    table = Grid(
-        title, ("family", "points", "on the frontier", "height", f"gain over {against}"), left=("on the frontier",)
-    )
-    for f in found:
-        table.add(f.family, str(len(f.points)), ", ".join(f.on_it), _signed(f.height), _signed(f.gain))
-    table.show(console)
+    head = ["family", "points", "on the frontier", "height", f"gain over {against}"]
+    body = [(f.family, str(len(f.points)), ", ".join(f.on_it), _signed(f.height), _signed(f.gain)) for f in found]
+    _print(console, title, head, body)
     title = f"{task}: each point's pass@{planes.k} minus {against}'s frontier at the same pass@1{by}"
-    table = Grid(title, ("variant", "seeds", "pass@1", f"pass@{planes.k}", "gain"))
-    for p in points:
-        table.add(p.variant, str(p.seeds), *(_signed(x) for x in (p.pass_1, p.pass_n, p.gain)))
-    table.show(console)
+    head = ["variant", "seeds", "pass@1", f"pass@{planes.k}", "gain"]
+    _print(
+        console, title, head, [(p.variant, str(p.seeds), *map(_signed, (p.pass_1, p.pass_n, p.gain))) for p in points]
+    )
     stem = out / ("frontier" if task == first else f"frontier-{task}")
-    guess = guess_line(task, planes.problems, planes.k, planes.strata)
-    draw_frontier(stem, points, found, against, planes.k, planes.start, guess)
-    write_whole(Path(f"{stem}.json"), json.dumps([asdict(f) for f in found], indent=1) + "\n")
-    told = {
-        "task": task,
-        "reference": against,
-        "n": planes.k,
-        "base": planes.start,
-        "points": [asdict(p) for p in points],
-    }
-    write_whole(Path(f"{stem}_points.json"), json.dumps(told, indent=1) + "\n")
+    draw_frontier(stem, points, found, against, planes.k, planes.start)
+    write_whole(Path(f"{stem}.json"), as_json(found))
+    told = {"task": task, "reference": against, "n": planes.k, "base": planes.start, "points": points}
+    write_whole(Path(f"{stem}_points.json"), as_json(told))
     console.print(f"written: {stem}.json, {stem}_points.json, {stem}.svg, {stem}.png", soft_wrap=True)
     _show_distance(console, out, task, against, Path(f"{stem}_distance"))
 
@@ -220,13 +204,18 @@ def _show_distance(console: Console, out: Path, task: str, against: str, stem: P
         console.print(f"{against} has too few runs that log kl_ref for a curve over KL: no table at the same distance.")
         return
     title = f"{task}: pass@k minus that of {against}'s curve at the same KL to the reference policy"
-    table = Grid(title, ("family", "runs", *(f"pass@{k}" for k in found[0].above)))
-    for f in found:
-        table.add(f.family, str(f.runs), *(_signed(x) for x in f.above.values()))
-    table.show(console)
+    head = ["family", "runs", *(f"pass@{k}" for k in found[0].above)]
+    _print(console, title, head, [(f.family, str(f.runs), *map(_signed, f.above.values())) for f in found])
     draw_distance(stem, runs, [against], found)
-    write_whole(stem.with_suffix(".json"), json.dumps([asdict(f) for f in found], indent=1) + "\n")
+    write_whole(stem.with_suffix(".json"), as_json(found))
     console.print(f"written: {stem}.json, {stem}.svg, {stem}.png", soft_wrap=True)
+
+
+def _print(console: Console, title: str, head: Sequence[str], body: Sequence[Sequence[str]]) -> None:
+    table = Grid(title, head, left=("verdict", "on the frontier"))
+    for row in body:
+        table.add(*row)
+    table.show(console)
 
 
 def _signed(x: Interval | None) -> str:

@@ -1,45 +1,39 @@
-"""What a study's folder says: its runs' counts and logs, as the statistics want them.
+"""What a study's folder says: its runs' counts and logs, as the statistics want them."""
 
-Beside pass@k: who keeps and who finds problems against the base, and how each variant got there.
-"""
-
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.files import read_lines
-from sage_rlvr.show.figures_study import Curves
 from sage_rlvr.stats.against import Standings
 from sage_rlvr.stats.counts import RIGHT, TaskCounts, counts_of
 from sage_rlvr.stats.distance import Run
 from sage_rlvr.stats.frontier import Planes, Point, stack
-from sage_rlvr.stats.pass_at_k import pass_at_k, support_metrics
+from sage_rlvr.stats.pass_at_k import pass_at_k
 from sage_rlvr.stats.table import Row, common_problems, variant_row
 from sage_rlvr.study.plan import Study, read_folder
 from sage_rlvr.study.run import finished_runs
 
-RATIOS = ("SRR", "NDR", "SDS", "NSCR")
 KL, LAST = "kl_ref", 0.2  # the log's own KL to the plain reference, over the last fifth of training
 Tasks = dict[str, TaskCounts]  # by the task's name
 T = TypeVar("T")
 
 
-def _finished(out: str | Path) -> tuple[Study, dict[str, Tasks]]:
+def finished(out: str | Path) -> tuple[Study, dict[str, Tasks]]:
     """The study, and run → its counts, of the finished runs."""
     return read_folder(out), {run: counts_of(folder).tasks for run, folder in finished_runs(out).items()}
 
 
-def _on(task: str, runs: dict[str, Tasks]) -> dict[str, TaskCounts]:
+def on_task(task: str, runs: dict[str, Tasks]) -> dict[str, TaskCounts]:
     """Of the runs that have it."""
     return {run: tasks[task] for run, tasks in runs.items() if task in tasks}
 
 
-def _by_variant(study: Study, runs: dict[str, T]) -> dict[str, list[T]]:
+def by_variant(study: Study, runs: dict[str, T]) -> dict[str, list[T]]:
     """variant → what each of its seeds has; the base is a variant of its own."""
     out: dict[str, list[T]] = {}
     for run, own in runs.items():
@@ -47,58 +41,14 @@ def _by_variant(study: Study, runs: dict[str, T]) -> dict[str, list[T]]:
     return out
 
 
-def support_rows(out: str | Path, task: str) -> list[dict[str, Any]]:
-    """A row a variant: P, E, S, O and their ratios at the full budget, means over seeds with their spread; no base, no rows."""
-    study, runs = _finished(out)
-    counts = _on(task, runs)
-    if "base" not in counts:
-        return []
-    keep = common_problems(list(counts.values()))
-    solved = {run: c.only(keep).rights > 0 for run, c in counts.items()}
-    base = solved.pop("base")
-    groups = _by_variant(study, {run: vars(support_metrics(base, own)) for run, own in solved.items()})
-    budget = counts["base"].n * len(counts["base"].seeds)
-    return [{"task": task, "variant": v, "budget": budget, "seeds": len(g)} | _means(g) for v, g in groups.items()]
-
-
-def _means(seeds: list[dict[str, float]]) -> dict[str, Any]:
-    """Means over the seeds in which a ratio is defined; the spread over them for the ratios."""
-    found: dict[str, Any] = {}
-    for name in seeds[0]:
-        values = np.array([s[name] for s in seeds], dtype=float)
-        values = values[~np.isnan(values)]
-        found[name] = float(values.mean()) if len(values) else None
-        if name in RATIOS:
-            found[f"{name}_std"] = float(values.std(ddof=1)) if len(values) > 1 else None
-    return found
-
-
-def training_curves(out: str | Path) -> Curves:
-    """Every number in the logs of the finished runs."""
-    study, curves = read_folder(out), defaultdict[str, dict[str, dict[int, list[float]]]](dict)
-    for run in finished_runs(out):
-        log = Path(out, run, "train", "log.jsonl")
-        if run == "base" or not log.is_file():
-            continue
-        for entry in read_lines(log):
-            for name, value in entry.items():
-                if isinstance(value, int | float) and name not in ("step", "epoch"):
-                    at = curves[study.variant_of(run)[0]].setdefault(name, {})
-                    at.setdefault(entry["step"], []).append(value)
-    return {
-        variant: {name: [[step, float(np.mean(v))] for step, v in sorted(at.items())] for name, at in named.items()}
-        for variant, named in curves.items()
-    }
-
-
 def study_rows(out: str | Path) -> list[Row]:
     """Rows for every finished run, the base first; a variant whose seeds are not all there is shown with those that are."""
-    study, finished = _finished(out)
+    study, done = finished(out)
     rows = []
     for task in study.evaluate["tasks"]:
-        counts = _on(task, finished)
+        counts = on_task(task, done)
         common = common_problems(list(counts.values()))
-        cut = _by_variant(study, {run: c.only(common) for run, c in counts.items()})
+        cut = by_variant(study, {run: c.only(common) for run, c in counts.items()})
         base = cut.get("base", [None])[0]
         rows += [variant_row(task, variant, runs, base) for variant, runs in cut.items()]
     return rows
@@ -106,8 +56,8 @@ def study_rows(out: str | Path) -> list[Row]:
 
 def read_standings(out: str | Path) -> Standings:
     """Of every variant with a finished run, the base among them."""
-    study, finished = _finished(out)
-    runs, every = _by_variant(study, finished), list(finished.values())
+    study, done = finished(out)
+    runs, every = by_variant(study, done), list(done.values())
     common = {
         t: common_problems([by[t] for by in every]) for t in study.evaluate["tasks"] if all(t in by for by in every)
     }
@@ -123,14 +73,14 @@ def read_standings(out: str | Path) -> Standings:
 
 
 def read_planes(out: str | Path, task: str) -> Planes:
-    study, finished = _finished(out)
-    counts = _on(task, finished)
+    study, done = finished(out)
+    counts = on_task(task, done)
     base = counts.pop("base", None)
     if not counts:
         raise UserError(f"{out}: no finished run has samples of {task}; the study evaluates {study.evaluate['tasks']}.")
     keep = common_problems([*counts.values()])
     runs: dict[str, dict[str, list[TaskCounts]]] = {}
-    for variant, own in _by_variant(study, {run: c.only(keep) for run, c in counts.items()}).items():
+    for variant, own in by_variant(study, {run: c.only(keep) for run, c in counts.items()}).items():
         runs.setdefault(study.family_of(variant), {})[variant] = own
     first = next(iter(counts.values()))
     n = first.n * len(first.seeds)
@@ -163,15 +113,10 @@ def _strata(base: TaskCounts | None, edges: Sequence[int]) -> tuple[np.ndarray, 
     return found
 
 
-def read_families(out: str | Path, task: str, k: int | None = None) -> dict[str, list[Point]]:
-    """family → its points; every variant by itself where the study sweeps nothing. ``k``: of pass@k (default: n)."""
-    return read_planes(out, task).families(k)
-
-
 def read_runs(out: str | Path, task: str) -> list[Run]:
     """The finished runs that logged their KL and have samples of ``task``."""
-    study, finished = _finished(out)
-    counts = _on(task, finished)
+    study, done = finished(out)
+    counts = on_task(task, done)
     kls = {run: kl for run in counts if (kl := _last_kl(Path(out, run, "train", "log.jsonl"))) is not None}
     keep = common_problems([counts[run] for run in kls])
     runs = []
