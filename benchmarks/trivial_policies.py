@@ -12,6 +12,7 @@ read them.
 import argparse
 import json
 import logging
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,29 @@ from sage_rlvr.tasks import TASKS, Problem, get_task, load_task, make_scorer, tr
 from sage_rlvr.tasks.gym import CODE, GymJudge, generators
 from sage_rlvr.tasks.gym_rules import EVALUATES
 from sage_rlvr.verify import extract_answer
+
+CONSTANTS = (
+    "0", "1", "-1", "2", "3", "4", "5", "10", "24", "100", "1/2", "0.5", "nan", "inf", "[NaN]", "True", "False", "true",
+    "yes", "no", "Yes", "No", "on", "off", "None", "null", "[]", "[[]]", "{}", "()", "x", "A", "B", "C", "a", "left", "up",
+    "4*6*1*1", "len('a')", "ord('a')", "Monday", "red",
+)  # fmt: skip
+_FORMULA = re.compile(r"\$([^$]+)\$")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+def trivial_answers(question: str) -> dict[str, str]:
+    """Policy → its answer to this question: the question, or a part of it, all its numbers, and each constant."""
+    formulas = _FORMULA.findall(question)
+    numbers = _NUMBER.findall(question)
+    answers = {
+        "echo": question.strip(),
+        "longest formula": max(formulas, key=len, default=""),
+        "last line": question.strip().rpartition("\n")[2],
+        "last number": numbers[-1] if numbers else "",
+        "all numbers": ", ".join(numbers),
+        "list of all": "[" + ", ".join(numbers) + "]",
+    }
+    return {**answers, **{f"constant {c}": c for c in CONSTANTS}}
 
 
 def names() -> list[str]:
@@ -43,7 +67,7 @@ def problems_of(name: str, n: int, data_dir: str | None) -> list[Problem]:
 
 def earned(problems: list[Problem], scorer: Any) -> dict[str, float]:
     """Policy → share of the problems with a readable gold that it gets right."""
-    answers = [trivial.trivial_answers(p.question) for p in problems]
+    answers = [trivial_answers(p.question) for p in problems]
     policies = list(answers[0])
     completions = [f"<SOLUTION>{given[policy]}</SOLUTION>" for given in answers for policy in policies]
     asked = [p for p in problems for _ in policies]

@@ -1,5 +1,6 @@
 """gym:NAME: what may be asked for, what counts as right, and that an answer is data whatever it says."""
 
+import importlib
 import json
 import logging
 import subprocess
@@ -255,13 +256,15 @@ def test_nan_is_no_number(said):
 # ---- trivial answers -----------------------------------------------------------------------------------------------
 
 
-def test_policies():
-    answers = trivial.trivial_answers("Take 3 and -4.5.\nWhat is 7 more?")
+def test_policies(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    trivial_answers = importlib.import_module("trivial_policies").trivial_answers
+    answers = trivial_answers("Take 3 and -4.5.\nWhat is 7 more?")
     assert answers["echo"].startswith("Take 3")
     assert (answers["last number"], answers["list of all"]) == ("7", "[3, -4.5, 7]")
     assert {"constant nan", "constant 0", "constant []", "constant len('a')"} <= set(answers)
-    assert trivial.trivial_answers("no digits")["last number"] == ""
-    assert trivial.trivial_answers("What is $1+1$, or $54 \\times 46$?")["longest formula"] == "54 \\times 46"
+    assert trivial_answers("no digits")["last number"] == ""
+    assert trivial_answers("What is $1+1$, or $54 \\times 46$?")["longest formula"] == "54 \\times 46"
 
 
 def test_the_table_in_the_package_is_the_records():

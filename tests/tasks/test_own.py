@@ -87,7 +87,7 @@ def test_any_text_is_data_or_one_sentence(tmp_path_factory, text):
             "prompt,answer\n1,2,3\n",
             "odd.csv, line 2, has more or fewer fields than the header (prompt, answer)",
         ),
-        ("odd.json", "[1, 2]", "odd.json, row 1, is a int: write a list of objects"),
+        ("odd.json", "[1, 2]", "odd.json, row 1, holds a int: write a list of objects"),
         ("odd.json", "[{]", "odd.json is not JSON"),
         ("notes.txt", "x", "cannot read this kind of file; use .jsonl"),
         ("nobody/nothing-like-this", None, "cannot be loaded"),

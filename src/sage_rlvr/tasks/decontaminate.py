@@ -142,22 +142,17 @@ def evaluation_problems(
 
 
 def decontaminate(
-    train: Sequence[Problem],
-    against: Mapping[str, Sequence[Problem]],
-    missing: Mapping[str, str] | None = None,
-    share: float = SHARE,
-    opening: int = OPENING,
-    reworded: float = REWORDED,
+    train: Sequence[Problem], against: Mapping[str, Sequence[Problem]], missing: Mapping[str, str] | None = None
 ) -> Report:
-    """Drops what repeats an evaluation problem; opening=0, share>1 or reworded>1 turns a rule off."""
+    """Drops what repeats an evaluation problem."""
     targets = [(name, p) for name, problems in against.items() for p in problems]
     ours, theirs = [_Text(p) for p in train], [_Text(p) for _, p in targets]
     matches: _Matches = {}
     for rule in (
         _equal("exact", [t.whole for t in ours], [t.whole for t in theirs]),
-        _equal("opening", [t.opening(opening) for t in ours], [t.opening(opening) for t in theirs]),
-        _overlaps(ours, theirs, share),
-        _reworded(ours, theirs, reworded),
+        _equal("opening", [t.opening for t in ours], [t.opening for t in theirs]),
+        _overlaps(ours, theirs),
+        _reworded(ours, theirs),
     ):
         matches = rule | matches  # the first rule that holds gives the reason
     pairs = [Pair(train[i], targets[j][1], targets[j][0], *how) for (i, j), how in sorted(matches.items())]
@@ -175,10 +170,8 @@ class _Text:
     def __init__(self, p: Problem):
         self.whole, self.plain = normalise(p.question), normalise(p.question, drawings=False)
         self.words, self.gold = _WORD.findall(self.plain), normalise(p.answer)
-
-    def opening(self, length: int) -> str:
-        """Shorter texts have none: they would match whatever begins as they do."""
-        return self.plain[:length] if len(self.plain) >= length else ""
+        # shorter texts have none: they would match whatever begins as they do
+        self.opening = self.plain[:OPENING] if len(self.plain) >= OPENING else ""
 
     def runs(self) -> set[tuple[str, ...]]:
         return {tuple(self.words[at : at + NGRAM]) for at in range(len(self.words) - NGRAM + 1)}
@@ -195,7 +188,7 @@ def _equal(reason: str, ours: Sequence[str], theirs: Sequence[str]) -> _Matches:
     return {(i, j): (reason, 1.0) for i, text in enumerate(ours) if text for j in places.get(text, ())}
 
 
-def _overlaps(ours: Sequence[_Text], theirs: Sequence[_Text], share: float) -> _Matches:
+def _overlaps(ours: Sequence[_Text], theirs: Sequence[_Text]) -> _Matches:
     """One pass over the training set against an index of the targets' runs of words."""
     target_runs = [text.runs() for text in theirs]
     known = set().union(*target_runs)
@@ -222,12 +215,12 @@ def _overlaps(ours: Sequence[_Text], theirs: Sequence[_Text], share: float) -> _
         shared = Counter(i for run in telling for i in having.get(run, ()))
         for i, count in shared.items():
             part = count / max(1, min(len(telling), sizes[i] - phrase_count[i]))
-            if part >= share:
+            if part >= SHARE:
                 out[i, j] = ("overlap", part)
     return out
 
 
-def _reworded(ours: Sequence[_Text], theirs: Sequence[_Text], share: float) -> _Matches:
+def _reworded(ours: Sequence[_Text], theirs: Sequence[_Text]) -> _Matches:
     """One pass over the training set against an index of the targets' runs of characters, per gold."""
     target_runs = [text.character_runs() for text in theirs]
     by_gold: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))  # gold → run → targets
@@ -241,6 +234,6 @@ def _reworded(ours: Sequence[_Text], theirs: Sequence[_Text], share: float) -> _
         shared = Counter(j for run in runs for j in known.get(run, ()))
         for j, count in shared.items():
             part = count / min(len(runs), len(target_runs[j]))
-            if part >= share:
+            if part >= REWORDED:
                 out[i, j] = ("reworded", part)
     return out

@@ -1,7 +1,9 @@
 """Loading: rows from the Hub or from files of the same schema, made into problems, with nothing dropped in silence."""
 
 import contextlib
+import csv
 import gzip
+import io
 import json
 import logging
 import os
@@ -97,7 +99,7 @@ def _from_sources(task: Task, split: str, data_dir: str | Path | None) -> Loaded
     sources, files = task.splits[split], local_files(task, data_dir, split)
     out = Loaded([])
     for source in files or sources:
-        rows = read_rows(files[source]) if files else _hub_rows(task, source, _data_dir(data_dir))
+        rows = [row for _, row in numbered_rows(files[source])] if files else _hub_rows(task, source, _data_dir(data_dir))
         out.origin.append(files[source].name if files else source.hub)
         _add_problems(out, task, split, source, rows)
     expected, count = task.count(split), len(out.problems) + len(out.skipped)
@@ -166,29 +168,61 @@ def gold_text(value: Any) -> str | None:
 # ---- where rows come from ----------------------------------------------------------------------------------------
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Every row of a JSONL or Parquet file, plain or gzipped."""
+def numbered_rows(path: Path) -> list[tuple[int, Row]]:
+    """Every row of a JSONL, JSON, CSV or Parquet file, plain or gzipped, with its number, of JSONL that of its line."""
+    name = path.name
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         if ".parquet" in path.suffixes:
             import pyarrow as pa
             import pyarrow.parquet as pq
 
-            return pq.read_table(pa.BufferReader(content)).to_pylist()
-        lines = content.decode("utf-8-sig").split("\n")
+            return list(enumerate(pq.read_table(pa.BufferReader(content)).to_pylist(), 1))
+        text = content.decode("utf-8-sig")
     except (OSError, EOFError, ValueError, zlib.error) as e:  # unicode and Arrow errors are ValueErrors
-        raise UserError(f"{path.name} cannot be read ({reason(e)}): fetch it again, or remove it.") from e
-    return [_json_row(line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
+        raise UserError(f"{name} cannot be read ({reason(e)}): fetch it again, or remove it.") from e
+    if ".csv" in path.suffixes:
+        return list(enumerate(_csv(text, name), 1))
+    if ".json" in path.suffixes and text.lstrip().startswith("["):
+        try:
+            rows = json.loads(text)
+        except ValueError as e:
+            raise UserError(f"{name} is not JSON ({e}): write a list of objects.") from e
+        return [(i, _row(row, f"{name}, row {i},")) for i, row in enumerate(rows, 1)]
+    lines = enumerate(text.split("\n"), 1)
+    return [(number, _json_row(line, f"{name}, line {number},")) for number, line in lines if line.strip()]
 
 
-def _json_row(line: str, number: int, path: Path) -> Row:
+def _json_row(line: str, place: str) -> Row:
     try:
-        row = json.loads(line)
+        return _row(json.loads(line), place)
     except ValueError as e:
-        raise UserError(f"{path.name}, line {number}, is not JSON ({e}): write one object per line.") from e
-    if not isinstance(row, dict):
-        raise UserError(f"{path.name}, line {number}, holds a {type(row).__name__}: write one object per line.")
-    return row
+        if isinstance(e, UserError):
+            raise
+        raise UserError(f"{place} is not JSON ({e}): write one object per line.") from e
+
+
+def _row(value: Any, place: str) -> Row:
+    if not isinstance(value, dict):
+        raise UserError(f"{place} holds a {type(value).__name__}: write a list of objects, or one object per line.")
+    return value
+
+
+def _csv(text: str, name: str) -> list[Row]:
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    rows = []
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                header = ", ".join(reader.fieldnames or [])
+                raise UserError(
+                    f"{name}, line {reader.line_num}, has more or fewer fields than the header ({header}): put quotes around "
+                    "a field that holds a comma."
+                )
+            rows.append(dict(row))
+    except csv.Error as e:
+        raise UserError(f"{name}, line {reader.line_num}, is not CSV ({e}).") from e
+    return rows
 
 
 def _hub_rows(task: Task, source: Source, folder: Path | None) -> list[Row]:

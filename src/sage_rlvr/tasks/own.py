@@ -3,9 +3,7 @@
 With a reward of the user's, rows go to TRL as they are. Without one, the answer column is the gold and Math-Verify judges it.
 """
 
-import csv
 import hashlib
-import io
 import json
 import re
 from collections.abc import Sequence
@@ -17,7 +15,7 @@ from typing import Any
 from sage_rlvr.errors import UserError
 from sage_rlvr.extensions import load_function
 from sage_rlvr.names import closest
-from sage_rlvr.tasks.loading import Row, gold_text, no_waiting, read_rows, reason
+from sage_rlvr.tasks.loading import Row, gold_text, no_waiting, numbered_rows, reason
 from sage_rlvr.tasks.registry import COLUMNS, PROMPT, TASKS, Problem, Source, Task
 from sage_rlvr.tasks.rewards import check_signature, code_digest
 from sage_rlvr.tasks.scorers import Extract, reads_unmarked
@@ -114,7 +112,10 @@ def read_data(
         for flag, value in (("dataset_config", config), ("split", split)):
             if value:
                 raise UserError(f"--{flag} {value} is for a Hub id or a folder, and {source} is a file: leave it out.")
-        data = _of_file(path)
+        if not path.name.endswith(SUFFIXES):
+            raise UserError(f"--dataset {path}: cannot read this kind of file; use {', '.join(SUFFIXES)}.")
+        numbered = numbered_rows(path)
+        data = OwnData(path.name, [row for _, row in numbered], [f"{path.name}:{n}" for n, _ in numbered])
     elif path.is_dir() or _hub_id(source):
         name = path.name if path.is_dir() else source
         rows = _of_dataset(str(path) if path.is_dir() else source, path.is_dir(), config, split or default_split)
@@ -131,57 +132,6 @@ def read_data(
 def _hub_id(source: str) -> bool:
     looks_like = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", source)
     return bool(looks_like) and not source.endswith((*SUFFIXES, ".txt", ".tsv"))
-
-
-def _of_file(path: Path) -> OwnData:
-    name = path.name
-    if not name.endswith(SUFFIXES):
-        raise UserError(f"--dataset {path}: cannot read this kind of file; use {', '.join(SUFFIXES)}.")
-    numbers: list[int] = []
-    if name.endswith(".csv"):
-        rows = _csv(path)
-    elif name.endswith(".json") and _text(path).lstrip().startswith("["):
-        rows = _json(path)
-    else:
-        rows = read_rows(path)
-        if ".parquet" not in name and not name.endswith(".gz"):  # the line in the file, blank ones counted
-            numbers = [n for n, line in enumerate(_text(path).split("\n"), 1) if line.strip()]
-    return OwnData(name, rows, [f"{name}:{n}" for n in numbers or range(1, len(rows) + 1)])
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as e:
-        raise UserError(f"{path} cannot be read ({reason(e)}): it must be text in UTF-8.") from e
-
-
-def _csv(path: Path) -> list[Row]:
-    reader = csv.DictReader(io.StringIO(_text(path), newline=""))
-    rows = []
-    try:
-        for row in reader:
-            if None in row or None in row.values():
-                header = ", ".join(reader.fieldnames or [])
-                raise UserError(
-                    f"{path.name}, line {reader.line_num}, has more or fewer fields than the header ({header}): put quotes "
-                    "around a field that holds a comma."
-                )
-            rows.append(dict(row))
-    except csv.Error as e:
-        raise UserError(f"{path.name}, line {reader.line_num}, is not CSV ({e}).") from e
-    return rows
-
-
-def _json(path: Path) -> list[Row]:
-    try:
-        rows = json.loads(_text(path))
-    except ValueError as e:
-        raise UserError(f"{path.name} is not JSON ({e}): write a list of objects.") from e
-    for i, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise UserError(f"{path.name}, row {i}, is a {type(row).__name__}: write a list of objects.")
-    return rows
 
 
 def _of_dataset(source: str, folder: bool, config: str | None, split: str) -> list[Row]:

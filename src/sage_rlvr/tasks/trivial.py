@@ -5,33 +5,10 @@ task; those above the limit lie in ``trivial.json`` beside this file, and are na
 """
 
 import json
-import re
 from functools import lru_cache
 from importlib.resources import files
 
 LIMIT = 0.05
-CONSTANTS = (
-    "0", "1", "-1", "2", "3", "4", "5", "10", "24", "100", "1/2", "0.5", "nan", "inf", "[NaN]", "True", "False", "true",
-    "yes", "no", "Yes", "No", "on", "off", "None", "null", "[]", "[[]]", "{}", "()", "x", "A", "B", "C", "a", "left", "up",
-    "4*6*1*1", "len('a')", "ord('a')", "Monday", "red",
-)  # fmt: skip
-_FORMULA = re.compile(r"\$([^$]+)\$")
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-
-
-def trivial_answers(question: str) -> dict[str, str]:
-    """Policy → its answer to this question: the question, or a part of it, all its numbers, and each constant."""
-    formulas = _FORMULA.findall(question)
-    numbers = _NUMBER.findall(question)
-    answers = {
-        "echo": question.strip(),
-        "longest formula": max(formulas, key=len, default=""),
-        "last line": question.strip().rpartition("\n")[2],
-        "last number": numbers[-1] if numbers else "",
-        "all numbers": ", ".join(numbers),
-        "list of all": "[" + ", ".join(numbers) + "]",
-    }
-    return {**answers, **{f"constant {c}": c for c in CONSTANTS}}
 
 
 @lru_cache(maxsize=1)
