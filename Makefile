@@ -11,6 +11,9 @@ VERL_VENV ?= .venv-verl
 VERL_STAMP := $(VERL_VENV)/.installed
 VLLM_VENV ?= .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
+# Python's own cache of compiled modules, in each environment, whatever the shell says: without it every process that a test starts
+# compiles torch and all the others anew, and spends twice the time on it.
+unexport PYTHONDONTWRITEBYTECODE
 CODE := src tests tests_verl tests_vllm benchmarks examples docs_tools
 
 ifneq ($(strip $(UV)),)
@@ -49,9 +52,10 @@ $(VLLM_STAMP): pyproject.toml constraints/vllm.txt
 	$(call install,$(VLLM_VENV)) --no-deps -e .
 	touch $@
 
-# What the tests import, compiled on the core that mypy leaves free: else each worker of the tests would compile it all.
+# What the tests import, and the tests with pytest's asserts, compiled on the core that mypy leaves free: else each worker of the
+# tests would compile it all.
 $(COMPILED): $(STAMP)
-	HF_HUB_OFFLINE=1 TRL_EXPERIMENTAL_SILENCE=1 $(BIN)/python -c "import tests.preloaded"
+	HF_HUB_OFFLINE=1 TRL_EXPERIMENTAL_SILENCE=1 $(BIN)/pytest -qq --collect-only -n 0 tests >/dev/null
 	touch $@
 
 demo: $(STAMP)
