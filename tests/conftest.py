@@ -1,6 +1,9 @@
 """Order: what takes longest first, so that two workers end together. And a garbage collector that leaves the imports alone."""
 
 import gc
+import sys
+
+import pytest
 
 # Files of more than about ten seconds, the longest first; then rooms whose files start processes or train.
 LONG = (
@@ -42,3 +45,10 @@ def pytest_collection_finish(session):
     """Transformers collects garbage after every training, over a million imported objects: half of a small test's time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop():
+    """The server of tests/forked.py, if a test that was collected uses it."""
+    if "tests.forked" in sys.modules:
+        sys.modules["tests.forked"].begin()
