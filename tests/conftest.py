@@ -16,6 +16,7 @@ LONG = (
     "tests/train/test_resume.py",
     "tests/train/test_fsdp.py",
     "tests/train/test_distributed.py",
+    "tests/lab/test_lab.py",
     "tests/doctor/test_activations.py",
     "tests/train/test_packing.py",
     "tests/study/test_results_pages.py",
@@ -31,6 +32,9 @@ LONG = (
     "tests/tasks/",
     "tests/examples/",
     "tests/models/",
+    "tests/lab/",
+    "tests/analysis/",
+    "tests/store/",
 )
 
 
