@@ -11,6 +11,9 @@ VERL_VENV ?= .venv-verl
 VERL_STAMP := $(VERL_VENV)/.installed
 VLLM_VENV ?= .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
+# Python's own cache of compiled modules, in each environment, whatever the shell says: without it every process that a test starts
+# compiles torch and all the others anew, and spends twice the time on it.
+unexport PYTHONDONTWRITEBYTECODE
 CODE := src tests tests_verl tests_vllm benchmarks examples docs_tools
 
 ifneq ($(strip $(UV)),)
@@ -23,7 +26,7 @@ endif
 
 COMPILED := $(VENV)/.compiled
 
-.PHONY: test test-all test-slow test-verl test-vllm mutants demo docs reference results lint format clean browser
+.PHONY: test test-all other-environments test-slow test-verl test-vllm mutants demo docs reference results lint format clean browser
 
 # The stamp is touched only after a whole install, so an interrupted one is simply done again. Modules are compiled as they are
 # imported: of some 56,000 in the three environments most never are.
@@ -49,9 +52,10 @@ $(VLLM_STAMP): pyproject.toml constraints/vllm.txt
 	$(call install,$(VLLM_VENV)) --no-deps -e .
 	touch $@
 
-# What the tests import, compiled on the core that mypy leaves free: else each worker of the tests would compile it all.
+# What the tests import, and the tests with pytest's asserts, compiled on the core that mypy leaves free: else each worker of the
+# tests would compile it all.
 $(COMPILED): $(STAMP)
-	HF_HUB_OFFLINE=1 TRL_EXPERIMENTAL_SILENCE=1 $(BIN)/python -c "import tests.preloaded"
+	HF_HUB_OFFLINE=1 TRL_EXPERIMENTAL_SILENCE=1 $(BIN)/pytest -qq --collect-only -n 0 tests >/dev/null
 	touch $@
 
 demo: $(STAMP)
@@ -78,9 +82,10 @@ test:
 	$(MAKE) -j 3 lint browser $(COMPILED)
 	$(TESTS) $(ONLY_FAST) tests
 
-# The slow ones in the same run: one collection, and what a file's tests share is made once.
+# The slow ones in the same run: one collection, and what a file's tests share is made once. Beside them, one after the other, the
+# environments of verl and vLLM are installed: these wait for the network, the tests for the processor.
 test-all:
-	$(MAKE) test ONLY_FAST=
+	$(MAKE) -j 2 test other-environments ONLY_FAST=
 	$(MAKE) -j 2 test-vllm test-verl
 
 test-slow: $(STAMP)
@@ -89,7 +94,11 @@ test-slow: $(STAMP)
 test-verl: $(VERL_STAMP)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VERL_VENV)/bin/python -m pytest -q tests_verl
 
+other-environments: $(VERL_STAMP)
+
 ifeq ($(shell uname -s),Linux)
+other-environments: $(VLLM_STAMP)
+
 test-vllm: $(VLLM_STAMP)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRL_EXPERIMENTAL_SILENCE=1 $(VLLM_VENV)/bin/python -m pytest -q tests_vllm
 else

@@ -1,6 +1,9 @@
 """Order: what takes longest first, so that two workers end together. And a garbage collector that leaves the imports alone."""
 
 import gc
+import sys
+
+import pytest
 
 # Files of more than about ten seconds, the longest first; then rooms whose files start processes or train.
 LONG = (
@@ -13,6 +16,7 @@ LONG = (
     "tests/train/test_resume.py",
     "tests/train/test_fsdp.py",
     "tests/train/test_distributed.py",
+    "tests/lab/test_lab.py",
     "tests/doctor/test_activations.py",
     "tests/train/test_packing.py",
     "tests/study/test_results_pages.py",
@@ -28,6 +32,9 @@ LONG = (
     "tests/tasks/",
     "tests/examples/",
     "tests/models/",
+    "tests/lab/",
+    "tests/analysis/",
+    "tests/store/",
 )
 
 
@@ -42,3 +49,10 @@ def pytest_collection_finish(session):
     """Transformers collects garbage after every training, over a million imported objects: half of a small test's time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop():
+    """The server of tests/forked.py, if a test that was collected uses it."""
+    if "tests.forked" in sys.modules:
+        sys.modules["tests.forked"].begin()

@@ -1,5 +1,10 @@
-"""Processes of their own, to be killed for real, without ten seconds of imports each: forked from a server that has them."""
+"""Processes of their own, to be killed for real, without ten seconds of imports each: forked from a server that has them.
 
+The server is itself forked from the tests' own process, before the first test (``begin``, called in tests/conftest.py): what was
+collected has imported nearly all of it. Where nobody called that, it is a process of its own that imports."""
+
+import faulthandler
+import logging
 import multiprocessing as mp
 import os
 import runpy
@@ -9,10 +14,11 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 from tests.paths import python_path
 
@@ -93,6 +99,44 @@ def script(file: Path, folder: Path) -> None:
     os.chdir(folder)
     sys.argv = [str(file)]
     runpy.run_path(str(file), run_name="__main__")
+
+
+def begin() -> None:
+    """Before any test: after a backward pass torch's autograd refuses to work in a fork."""
+    resource_tracker.ensure_running()  # as ever; only the server is forked
+    with mock.patch.object(util, "spawnv_passfds", _fork):
+        _server()
+
+
+def _fork(_interpreter: Any, command: list[Any], fds: list[int]) -> int:
+    """In the place of a fresh interpreter that runs ``command[-1]``, the server's loop."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        faulthandler.disable()
+        # What pytest and xdist hold open would never end for them. Closed, its numbers would be other files' soon, and what is
+        # still written to them by whoever had them would land there.
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for fd in set(map(int, os.listdir("/dev/fd"))) - {0, 1, 2, nothing, *fds}:
+            os.dup2(nothing, fd)
+        _own_streams()
+        forkserver._forkserver.__init__()  # type: ignore[misc]
+        exec(command[-1], {})
+    finally:
+        os._exit(0)
+
+
+def _own_streams() -> None:
+    """In the place of pytest's, which handlers that were made while it collected still have."""
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+    logging.getLogger().handlers.clear()
+    for handler in filter(None, (ref() for ref in logging._handlerList)):
+        if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
+            handler.stream = sys.stderr
 
 
 def _server() -> Any:

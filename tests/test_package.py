@@ -71,9 +71,10 @@ def installed(tmp_path_factory):
     done = subprocess.run(build, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr
     (wheel,) = place.glob("*.whl")
-    venv.create(place / "venv", with_pip=True)
+    venv.create(place / "venv")
     interpreter = place / "venv" / ("Scripts" if os.name == "nt" else "bin") / "python"
-    subprocess.run([interpreter, "-m", "pip", "install", "-q", "--no-deps", str(wheel)], check=True, timeout=1200)
+    pip = [sys.executable, "-m", "pip", "--python", str(interpreter), "install", "-q", "--no-deps", str(wheel)]
+    subprocess.run(pip, check=True, timeout=1200)
     return interpreter
 
 

@@ -15,6 +15,7 @@ from sage_rlvr.models import load_tokenizer
 from sage_rlvr.train import SAGEConfig, SAGETrainer
 from tests.analysis.models import FORMAT, make_run, make_samples, prompt_ids
 from tests.models import tiny
+from tests.slow import but_few
 from tests.train.tiny import config
 
 EACH = 4
@@ -91,7 +92,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", but_few(CASES, {2, 3, 4}))
 def test_q_is_that_of_training_on_the_same_batch(tmp_path, base, case):
     samples = samples_of(base)
     trainer = trained(tmp_path / "train", base, samples, **CASES[case])

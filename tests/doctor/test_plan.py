@@ -24,6 +24,7 @@ from sage_rlvr.launch.run import parse
 from sage_rlvr.models import scratch_model
 from sage_rlvr.study.plan import load_study
 from tests.paths import python_path
+from tests.slow import but_few
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = [
@@ -106,7 +107,7 @@ STEP = ROOT / "results" / "gpu" / "step.json"
 
 
 @pytest.mark.skipif(not STEP.is_file(), reason="the recorded GPU measurement is not shipped with the package")
-@pytest.mark.parametrize("budget", [8192, 16_384, 32_768])
+@pytest.mark.parametrize("budget", but_few([8192, 16_384, 32_768], {1}))
 def test_peak_of_updates_on_one_gpu_that_plan_never_saw(budget, monkeypatch, tmp_path):
     """benchmarks/gpu/step.py, part b, on one H200: 64 rollouts, prompts to 212 tokens, Qwen2.5-1.5B's size, LoRA, bf16."""
     monkeypatch.chdir(tmp_path)
@@ -238,9 +239,11 @@ def test_what_does_not_fit_comes_with_what_helps(tmp_path, monkeypatch):
     ("rows", "more", "halved"),
     [
         (16, "", "--per_device_train_batch_size 8 --gradient_accumulation_steps 16"),
-        (16, "--generation_batch_size 256", "--per_device_train_batch_size 8 --gradient_accumulation_steps 16"),
-        (16, "--steps_per_generation 8",
-         "--per_device_train_batch_size 8 --gradient_accumulation_steps 16 --steps_per_generation 16"),
+        pytest.param(16, "--generation_batch_size 256", "--per_device_train_batch_size 8 --gradient_accumulation_steps 16",
+                     marks=pytest.mark.slow),
+        pytest.param(16, "--steps_per_generation 8",
+                     "--per_device_train_batch_size 8 --gradient_accumulation_steps 16 --steps_per_generation 16",
+                     marks=pytest.mark.slow),
         (16, "--steps-per-generation=1 --num_generations 16",
          "--per_device_train_batch_size 8 --gradient_accumulation_steps 16 --steps_per_generation 2"),
         pytest.param(15, "", None, marks=pytest.mark.slow),

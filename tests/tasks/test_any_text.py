@@ -35,7 +35,7 @@ pieced = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
 spaced = st.lists(st.sampled_from(PIECES), max_size=40).map(" ".join)
 tagged = st.one_of(pieced, spaced, anything).map(lambda text: f"<SOLUTION>{text}</SOLUTION>")
 texts = st.one_of(anything, pieced, spaced, tagged)
-thorough = settings(max_examples=500, deadline=None, derandomize=True, database=None)
+thorough = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 
 
 @pytest.fixture(autouse=True, scope="module")

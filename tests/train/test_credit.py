@@ -20,6 +20,7 @@ from sage_rlvr.tasks import task_reward
 from sage_rlvr.train import SAGEConfig, SAGETrainer
 from sage_rlvr.train.credit import Credit
 
+from ..slow import but_few
 from . import tiny
 from .tiny import build
 
@@ -312,7 +313,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", but_few(WAYS, {0, 2, 4, 6}))
 def test_a_users_own_advantage_is_shown_log_probs_lengths_and_answers(folder, tmp_path, way):
     """Through the config, as 'package.module:Class'; log-probs by hand, from the weights at the time of sampling."""
     options = {"per_device_train_batch_size": 16, "num_generations": 8, "max_steps": 2, "guide": "none", **WAYS[way]}

@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-from itertools import product
 
 import pytest
 import torch
@@ -116,10 +115,11 @@ def assert_same_metrics(split, whole):
 # ---- exact -----------------------------------------------------------------------------------------------------------
 
 
-TURNS = {4 * i + (i + i // 4) % 4 for i in range(8)}  # every loss once, every anchor twice, both tunings
+# Every loss with two anchors, every anchor with four losses, both tunings; a quarter of it fast.
+CELLS = [(x, list(ANCHORS)[(i + i // 4 + 2 * j) % 4]) for j in (0, 1) for i, x in enumerate(LOSSES)]
 
 
-@pytest.mark.parametrize(("loss", "anchor"), but_few(product(LOSSES, ANCHORS), TURNS))
+@pytest.mark.parametrize(("loss", "anchor"), but_few(CELLS, range(0, 8, 2)))
 def test_split_is_unsplit(folder, tmp_path, loss, anchor):
     tuning = "lora" if (LOSSES.index(loss) + list(ANCHORS).index(anchor)) % 2 else "full"
     options = ANCHORS[anchor] | {"loss_type": loss, "skip_zero_advantage": False}
@@ -156,7 +156,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+FAST = {"entropy bonus, dapo", "sequence ratios", "to go", "centred", "noise by address", "not held", "our head",
+        "truncated rows masked"}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", but_few(CASES, {i for i, name in enumerate(CASES) if name in FAST}))
 def test_split_is_unsplit_with(folder, tmp_path, case):
     split, whole = (train(build(folder, tmp_path / str(b), b, "lora", **CASES[case])) for b in (60, None))
     assert_same_run(split, whole)

@@ -73,7 +73,6 @@ CASES = {
     "held at first use": {"max_steps": 5, "guide": "random", "guide_args": {"epsilon": 1.0}, "gradient_accumulation_steps": 2,
                           "steps_per_generation": 2},
     "second epoch": {"max_steps": 16, "guide": "branch"},
-    "dynamic sampling": {"max_steps": 6, "guide": "branch", "dynamic_sampling": 2},
     "an advantage that moves, inside the rollout buffer": {
         "max_steps": 7, "guide": "none", "gradient_accumulation_steps": 2, "steps_per_generation": 4, "num_iterations": 2,
         "advantage": ["unlikely", "focal"], "dynamic_sampling": 1,
@@ -90,18 +89,20 @@ CASES = {
                      "keep_coef": 1.0, "tokens_per_microbatch": 40},
     "exact credit": {"max_steps": 5, "guide": "branch", "anchor_estimator": "k1-reward"},
     "after an anchor reset": {"max_steps": 5, "guide": "branch", "anchor_reset": 2},
-    "a head that learns": {"max_steps": 6, "guide": "value", "guide_args": {"width": 3, "rate": 0.3, "kappa": 30.0}},
     "a head that learns, inside the rollout buffer": {
-        "max_steps": 7, "guide": "value", "guide_args": {"rate": 0.3, "kappa": 30.0}, "gradient_accumulation_steps": 2,
-        "steps_per_generation": 4, "num_iterations": 2,
+        "max_steps": 7, "guide": "value", "guide_args": {"width": 3, "rate": 0.3, "kappa": 30.0},
+        "gradient_accumulation_steps": 2, "steps_per_generation": 4, "num_iterations": 2,
     },
 }  # fmt: skip
 
 
-QUICK = {"inside the rollout buffer", "kept answers", "a head that learns"}
+QUICK = {"inside the rollout buffer", "kept answers"}
 
 
-@pytest.mark.parametrize("case", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in CASES])
+# "aligned" is killed and goes on in the tests below.
+@pytest.mark.parametrize(
+    "case", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in CASES if n != "aligned"]
+)
 def test_kill_and_resume_changes_nothing(model, whole, tmp_path, case):
     options = CASES[case]
     die_at = options["max_steps"] - 2

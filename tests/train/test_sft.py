@@ -19,6 +19,7 @@ from sage_rlvr.runs.checkpoint import last_complete
 from sage_rlvr.tasks import PAPER_CHAT_TEMPLATE, Problem, sft_rows
 from tests import forked
 from tests.models import tiny
+from tests.slow import but_few
 
 ROWS = [{"prompt": f"{a}+{b}=", "completion": str(a + b)} for a in range(6) for b in range(4)]
 
@@ -74,7 +75,8 @@ def completion_loss(folder) -> float:
 
 
 @pytest.mark.parametrize(
-    ("how", "name"), [({"keep": "merged"}, "merged"), ({"keep": "adapter"}, "adapter"), ({"use_peft": False}, "model")]
+    ("how", "name"),
+    but_few([({"keep": "merged"}, "merged"), ({"keep": "adapter"}, "adapter"), ({"use_peft": False}, "model")], {0, 2}),
 )
 def test_the_stage_teaches_and_returns_what_rl_starts_from(tmp_path, base, how, name):
     rate = 5e-3 if "use_peft" in how else 2e-2
