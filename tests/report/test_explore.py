@@ -217,7 +217,9 @@ def test_a_watched_page_follows_its_runs_whatever_becomes_of_them(tmp_path):
     process.send_signal(signal.SIGINT)
     said, wrong = process.communicate(timeout=1200)
     assert process.returncode == 0
-    assert said.splitlines() == [f"ended; the page is {tmp_path / 'out' / 'page.html'}"]
+    *again, last = said.splitlines()  # on a busy machine it may have looked once more before the signal came
+    assert last == f"ended; the page is {tmp_path / 'out' / 'page.html'}"
+    assert all(line.startswith("not read again: there is no run to show") for line in again)
     assert wrong == ""
     assert steps(embedded((tmp_path / "out" / "page.html").read_text())) == {"fresh": 3, "trl": 7}
     assert [f.name for f in (tmp_path / "out").iterdir()] == ["page.html"]
