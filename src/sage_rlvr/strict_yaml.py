@@ -8,8 +8,10 @@ import yaml
 
 from sage_rlvr.errors import UserError
 
+_Fast: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where PyYAML was built with it
 
-class _Loader(yaml.SafeLoader):
+
+class _Loader(_Fast):
     """A key written twice is an error, and 5e-6 is a number (YAML 1.1 wants 5.0e-6 and reads the other as text)."""
 
 

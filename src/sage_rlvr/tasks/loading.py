@@ -99,7 +99,9 @@ def _from_sources(task: Task, split: str, data_dir: str | Path | None) -> Loaded
     sources, files = task.splits[split], local_files(task, data_dir, split)
     out = Loaded([])
     for source in files or sources:
-        rows = [row for _, row in numbered_rows(files[source])] if files else _hub_rows(task, source, _data_dir(data_dir))
+        rows = (
+            [row for _, row in numbered_rows(files[source])] if files else _hub_rows(task, source, _data_dir(data_dir))
+        )
         out.origin.append(files[source].name if files else source.hub)
         _add_problems(out, task, split, source, rows)
     expected, count = task.count(split), len(out.problems) + len(out.skipped)
