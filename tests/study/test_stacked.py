@@ -156,3 +156,17 @@ def test_seeds_come_one_after_the_other_and_only_what_is_alike_is_stacked(tmp_pa
 def test_what_it_has_no_code_for_is_one_sentence(tmp_path, setting, value, said):
     with pytest.raises(UserError, match=f"stacked engine has no {said}"):
         run_stacked(written(tmp_path, train=STUDY["train"] | {setting: value}), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("part", "changed", "said"),
+    [
+        ("evaluate", {"temperature": 0.3}, "evaluate: temperature: 0.3"),
+        ("evaluate", {"min_p": 0.01}, "evaluate: min_p: 0.01"),
+        ("evaluate", {"seeds": [3, 4]}, "evaluate: seeds:"),
+        ("train", {"prompt_format": "boxed"}, "prompt_format: 'boxed'"),
+    ],
+)
+def test_samples_that_it_would_not_draw_as_asked_are_refused(tmp_path, part, changed, said):
+    with pytest.raises(UserError, match=said):
+        run_stacked(written(tmp_path, **{part: STUDY[part] | changed}), tmp_path / "out")

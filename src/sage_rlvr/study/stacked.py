@@ -18,6 +18,7 @@ import torch
 
 from sage_rlvr import lock
 from sage_rlvr.errors import UserError
+from sage_rlvr.launch.recipes import merged
 from sage_rlvr.models import write_whole
 from sage_rlvr.models.folders import whole_folder
 from sage_rlvr.models.scratch import scratch_model
@@ -27,7 +28,7 @@ from sage_rlvr.stacked.measure import measure
 from sage_rlvr.stacked.model import Stack
 from sage_rlvr.stacked.teach import teach
 from sage_rlvr.stacked.train import Run, size_of, train
-from sage_rlvr.stacked.world import Problems, World
+from sage_rlvr.stacked.world import FORMAT, Problems, World
 from sage_rlvr.stats.counts import COUNTS, VERSION
 from sage_rlvr.study.job import START, STATUS, at_step, build_base, demonstration_rows, start_model
 from sage_rlvr.study.plan import Study, load_study, open_folder
@@ -44,6 +45,7 @@ BESIDE = {
 }  # settings of a recipe that are not SAGEConfig's
 DEFAULT = {"cuda": 16, "cpu": 4}  # runs of a stack
 EVALUATED = {"n": 1, "seeds": 1, "limit": None, "max_tokens": 16}
+FIXED = {"temperature": 1.0, "min_p": 0.0, "top_p": 1.0, "top_k": 0, "prompt_format": FORMAT}  # of an evaluation
 Watch = Callable[[Study, Path], None]
 LOOK_S = 3.0
 
@@ -59,6 +61,7 @@ def run_stacked(
     """Runs what is missing, seed by seed; answers the study and what is left over: all of it where ``minutes`` are too few for
     one more stack. ``jobs``: runs per stack. ``only``: a pattern of runs."""
     study, out, began = load_study(source), Path(out), time.monotonic()
+    _refuse(study)
     with lock.held(out / LOCK):
         open_folder(study, out)
         engine = _Engine(study, out, watch)
@@ -74,6 +77,21 @@ def run_stacked(
     return study, [run for run in left if status_of(out, run)["state"] != "done"]
 
 
+def _refuse(study: Study) -> None:
+    """An evaluation, or prompts, that the stack would not make as they are asked for."""
+    asked = {name: study.evaluate[name] for name in FIXED if name in study.evaluate}
+    odd = [f"evaluate: {name}: {value!r}" for name, value in asked.items() if value != FIXED[name]]
+    odd += [f"evaluate: seeds: {study.evaluate['seeds']!r}"] * (not isinstance(study.evaluate.get("seeds", 1), int))
+    for variant, settings in study.variants.items():
+        if (own := merged(study.train, settings).get("prompt_format")) != FORMAT:
+            odd.append(f"{variant}: prompt_format: {own!r}")
+    if odd:
+        raise UserError(
+            f"study {study.name} has {odd[0]}, and the stacked engine samples at temperature 1 from prompts of the format "
+            f"{FORMAT!r}: leave --engine out, or change that."
+        )
+
+
 def _stacks(study: Study, runs: Sequence[str], most: int) -> Iterator[list[str]]:
     """Runs that may be stacked, the first seed's first."""
     alike: dict[Any, list[str]] = {}
@@ -84,9 +102,11 @@ def _stacks(study: Study, runs: Sequence[str], most: int) -> Iterator[list[str]]
     return iter(sorted(groups, key=lambda group: turn[group[0]]))
 
 
-def _data(study: Study, run: str) -> tuple[str, int]:
+def _data(study: Study, run: str) -> tuple[str, int | None]:
     settings = study.settings_of(run)
-    return settings["task"], settings["rows"]
+    if "task" not in settings:
+        raise UserError(f"run {run} names no task: the stacked engine trains on countdown-ltr and its kin alone.")
+    return settings["task"], settings.get("rows")
 
 
 def _config(study: Study, run: str) -> tuple[SAGEConfig, float | None]:
@@ -126,7 +146,7 @@ class _Engine:
         for task in study.evaluate["tasks"]:
             world = World(task, self.tokenizer, self.device)
             self.tests[task] = world, world.problems(load_task(task, limit=self.asked["limit"], split="test"))
-        self.drawn: dict[tuple[str, int], tuple[World, Problems]] = {}  # (task, rows) → its training problems
+        self.drawn: dict[tuple[str, int | None], tuple[World, Problems]] = {}  # (task, rows) → its training problems
         if status_of(out, "base")["state"] != "done":
             self._say("base", "running", "eval")
             self._measure(self.base, ["base"])
