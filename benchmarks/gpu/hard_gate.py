@@ -1,6 +1,6 @@
 """Which base, problems, rate and length for the miniature with room: the gate of docs/protocols/hard.md, in stacks.
 
-    python benchmarks/gpu/hard_gate.py --prepare        # on any machine: the demonstrations
+    python benchmarks/gpu/hard_gate.py --prepare        # on any machine: demonstrations, new weights
     python benchmarks/gpu/hard_gate.py
 
 Bases that differ in what they are shown are taught side by side. From the one of each kind that the rules choose, GRPO without
@@ -222,6 +222,7 @@ def main() -> int:
     if args.prepare:
         for share in GUESSES.values():
             shown_rows(Path(args.out), hard["base"]["demonstrations"] | {"guesses": share})
+        scratch_model(Path(args.out, "scratch"), **hard["base"]["scratch"])
         return 0
     gate = Gate(hard, Path(args.out), Path(args.to), args.quick)
     gate.teach()
