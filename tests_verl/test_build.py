@@ -40,12 +40,47 @@ def test_a_renamed_mode_stays_synchronous(toy):
 
 
 def test_options_that_nobody_would_read_are_refused(toy):
-    for mode in ("sync", "colocate_async"):
-        with pytest.raises(
-            UserError, match=r"sage\.\* is set but trainer\.v1\.trainer_mode=.*set trainer_mode=sage_sync"
-        ):
-            build(toy("+sage.guide=branch", mode=mode))
+    with pytest.raises(UserError, match=r"sage\.\* is set but trainer\.v1\.trainer_mode=.*set trainer_mode=sage_sync"):
+        build(toy("+sage.guide=branch", mode="sync"))
     assert type(build(toy(mode="sync"))) is PPOTrainerSync
+
+
+OTHERS = set(TRAINER_REGISTRY) - {"sync", "sage_sync"}  # verl's own table
+
+
+@pytest.mark.parametrize("mode", sorted(OTHERS))
+def test_asynchronous_modes_refuse_options_and_say_why(mode, toy):
+    """Before what they ask of their own settings."""
+    assert {"colocate_async", "separate_async"} == OTHERS
+    refused(
+        toy("+sage.guide=branch", mode=mode),
+        [f"trainer_mode={mode} ", "may come from older ones", "trainer_mode=sage_sync"],
+    )
+
+
+def one_step_off():
+    from verl.experimental.one_step_off_policy.ray_trainer import OneStepOffRayTrainer
+
+    return OneStepOffRayTrainer
+
+
+def fully_async():
+    from verl.experimental.fully_async_policy.fully_async_trainer import FullyAsyncTrainer
+
+    return FullyAsyncTrainer.__ray_metadata__.modified_class  # what Ray builds in its actor
+
+
+@pytest.mark.parametrize("trainer", [one_step_off, fully_async])
+@pytest.mark.parametrize("ours", ["+sage.guide=branch", "algorithm.adv_estimator=sage"])
+def test_trainers_of_their_own_mains_refuse_options_and_say_why(trainer, ours, toy):
+    """They call no __init__ above their own."""
+    cls, separate = trainer(), "actor_rollout_ref.hybrid_engine=False"
+    said = f"{cls.__name__} does not read it, since .* older ones: .*trainer_mode=sage_sync"
+    with pytest.raises(UserError, match=said):
+        cls(config=toy(ours, separate), tokenizer=None, role_worker_mapping={}, resource_pool_manager=None)
+    with pytest.raises(Exception) as plain:  # without ours it goes on, into what it was not given here
+        cls(config=toy(separate), tokenizer=None, role_worker_mapping=None, resource_pool_manager=None)
+    assert not isinstance(plain.value, UserError)
 
 
 def test_verls_legacy_trainer_refuses_options_it_would_not_read(toy):

@@ -8,7 +8,29 @@ COUNTED, MEASURED = (
     "test_metrics_are_of_the_whole_mini_batch_however_many_ranks_share_it",
 )
 
+BUILD = "tests_verl/test_build.py"
+NEVER_CALLED, LATE = (
+    "test_trainers_of_their_own_mains_refuse_options_and_say_why",
+    "test_asynchronous_modes_refuse_options_and_say_why",
+)
+
 MUTANTS = [
+    *within(
+        "integrations/verl/__init__.py",
+        BUILD,
+        (
+            "a trainer with an __init__ of its own trains without its guide",
+            "    trainer.__init_subclass__ = classmethod(lambda cls, **_: ask_first(cls))\n",
+            "",
+            NEVER_CALLED,
+        ),
+        (
+            "a mode's own checks come before the refusal",
+            "            and_below(below)\n",
+            "            pass\n",
+            LATE,
+        ),
+    ),
     *within(
         "integrations/verl/trainer.py",
         SCALE,

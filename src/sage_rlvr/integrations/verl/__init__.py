@@ -22,6 +22,7 @@ from sage_rlvr.errors import UserError
 HOME = "verl.trainer.ppo.v1"  # whose import fills verl's table of trainers
 LEGACY = "verl.trainer.ppo.ray_trainer"  # the trainer of trainer.use_v1=False, which reads no options of ours
 MODE = "sage_sync"
+OLDER = ", since log q is taken at the policy that samples and a batch there may come from older ones"  # no asynchronous mode
 ESTIMATOR = "sage"  # our name in verl's table of advantage estimators
 
 logger = logging.getLogger(__name__)
@@ -59,28 +60,49 @@ class AfterImport(MetaPathFinder):
 
 def refuse_unread_options(trainer: Any, why: Callable[[Any, Any], str | None]) -> None:
     """``+sage.*`` that a trainer of verl's does not read would train without a word, and without a guide: it is refused when
-    the trainer is built, with what ``why(trainer, config)`` says (None: it is read). So is our advantage estimator."""
-    theirs = trainer.__init__
-    if getattr(theirs, "asks_for_sage", False):
-        return
+    the trainer is built, with what ``why(trainer, config)`` says (None: it is read). So is our advantage estimator. The classes
+    below ask as well, those still to come too: verl's asynchronous trainers call the ``__init__`` above them late, or never."""
 
-    @functools.wraps(theirs)
-    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        ours = (config.get("algorithm") or {}).get("adv_estimator") == ESTIMATOR
-        what = "sage.*" if config.get("sage") is not None else f"algorithm.adv_estimator={ESTIMATOR}" if ours else None
-        reason = why(self, config) if what is not None else None
-        if reason:
-            raise UserError(f"{what} is set but {reason}.")
-        theirs(self, config, *args, **kwargs)
+    def ask_first(cls: Any) -> None:
+        theirs = cls.__init__
+        if getattr(theirs, "asks_for_sage", False):
+            return
 
-    __init__.asks_for_sage = True  # type: ignore[attr-defined]
-    trainer.__init__ = __init__
+        @functools.wraps(theirs)
+        def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+            ours = (config.get("algorithm") or {}).get("adv_estimator") == ESTIMATOR
+            what = (
+                "sage.*" if config.get("sage") is not None else f"algorithm.adv_estimator={ESTIMATOR}" if ours else None
+            )
+            reason = why(self, config) if what is not None else None
+            if reason:
+                raise UserError(f"{what} is set but {reason}.")
+            theirs(self, config, *args, **kwargs)
+
+        __init__.asks_for_sage = True  # type: ignore[attr-defined]
+        cls.__init__ = __init__
+
+    def and_below(cls: Any) -> None:
+        ask_first(cls)
+        for below in cls.__subclasses__():
+            and_below(below)
+
+    and_below(trainer)
+    trainer.__init_subclass__ = classmethod(lambda cls, **_: ask_first(cls))
 
 
 def guard_legacy() -> None:
-    fix = f"set trainer.use_v1=True and trainer.v1.trainer_mode={MODE}"
-    legacy = sys.modules[LEGACY].RayPPOTrainer
-    refuse_unread_options(legacy, lambda self, config: f"verl's legacy trainer does not read it: {fix}")
+    refuse_unread_options(sys.modules[LEGACY].RayPPOTrainer, _why_not_the_legacy_one)
+
+
+def _why_not_the_legacy_one(trainer: Any, config: Any) -> str:
+    named = type(trainer).__name__
+    separate = any(
+        above.__name__ == "SeparateRayPPOTrainer" for above in type(trainer).__mro__
+    )  # one-step-off, fully async
+    kind, why = ("asynchronous", OLDER) if separate else ("legacy", "")
+    fix = f"run verl.trainer.main_ppo with trainer.use_v1=True and trainer.v1.trainer_mode={MODE}"
+    return f"verl's {kind} trainer {named} does not read it{why}: {fix}"
 
 
 def _install() -> None:

@@ -23,7 +23,7 @@ from verl.workers.utils.padding import response_to_nested
 
 from sage_rlvr.anchor import noise
 from sage_rlvr.errors import UserError
-from sage_rlvr.integrations.verl import ESTIMATOR, MODE, estimator, loss, refuse_unread_options, shape
+from sage_rlvr.integrations.verl import ESTIMATOR, MODE, OLDER, estimator, loss, refuse_unread_options, shape
 from sage_rlvr.integrations.verl.options import read_options
 
 logger = logging.getLogger(__name__)
@@ -266,7 +266,8 @@ class SageTrainer(PPOTrainerSync):
 def _unread(trainer: Any, config: Any) -> str | None:
     if isinstance(trainer, SageTrainer):
         return None
-    return f"trainer.v1.trainer_mode={config.trainer.v1.trainer_mode} does not read it: set trainer_mode={MODE}"
+    mode = config.trainer.v1.trainer_mode
+    return f"trainer.v1.trainer_mode={mode} does not read it{OLDER if 'async' in mode else ''}: set trainer_mode={MODE}"
 
 
 register_trainer(MODE)(SageTrainer)
