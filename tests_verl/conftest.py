@@ -42,15 +42,21 @@ def toy(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def cluster(toy):
-    """Real Ray and TransferQueue. Ray is told of GPUs, so that verl's placement groups are used as they are."""
+    """Real Ray and TransferQueue, one node: Ray's own test cluster, to which test_nodes.py adds another. Ray is told of GPUs, so
+    that verl's placement groups are used as they are."""
     import ray
     import transfer_queue as tq
+    from ray.cluster_utils import Cluster
 
-    ray.init(
-        num_cpus=16, num_gpus=8, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": ENV},
-        object_store_memory=256 * 2**20,
+    nodes = Cluster(
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 16, "num_gpus": 8, "include_dashboard": False, "object_store_memory": 256 * 2**20,
+        },
     )  # fmt: skip
+    ray.init(address=nodes.address, log_to_driver=False, runtime_env={"env_vars": ENV})
     tq.init(toy("+sage.guide=none").transfer_queue)
-    yield
+    yield nodes
     tq.close()
     ray.shutdown()
+    nodes.shutdown()
