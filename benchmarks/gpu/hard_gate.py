@@ -161,11 +161,11 @@ class Gate:
         start, _ = self.load(self.out / base / "model")
         world = self.tests[HARD][0]
         problems = world.problems(load_task(HARD, limit=40 if self.quick else POOLS[pool], split="train"))
-        on_the_way = (2, 4) if self.quick else ON_THE_WAY
+        on_the_way = (1, 2) if self.quick else ON_THE_WAY
         known = {"task", "rows", "prompt_format", "decontaminate"}
         own = {key: value for key, value in self.hard["train"].items() if key not in known}
         own |= {"output_dir": "", "use_cpu": True, "beta": 0.0, "max_steps": on_the_way[-1]}
-        own |= {"per_device_train_batch_size": 32, "num_generations": 8} if self.quick else {}
+        own |= {"per_device_train_batch_size": 8, "num_generations": 4} if self.quick else {}
         runs = [Run(f"{rate:g}", SAGEConfig(**own | {"learning_rate": rate})) for rate in RATES]
         stack = Stack.of(start, len(runs), self.device)
 
@@ -212,7 +212,9 @@ def main() -> int:
     parser.add_argument("--out", default="runs/hard_gate", help="folder of the bases and of the chosen study")
     parser.add_argument("--to", default="results/gpu/hard_gate2.json", help="JSON file of what was measured and chosen")
     parser.add_argument(
-        "--prepare", action="store_true", help="only make the demonstrations, and keep them in OUT: no GPU"
+        "--prepare",
+        action="store_true",
+        help="only make the demonstrations and new weights, and keep them in OUT: no GPU",
     )
     parser.add_argument("--quick", action="store_true", help="few steps and samples, on a CPU: a smoke test")
     args = parser.parse_args()

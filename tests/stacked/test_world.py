@@ -1,5 +1,6 @@
 """Verdicts of whole tensors against the task's own scorer."""
 
+import json
 import random
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from sage_rlvr.errors import UserError
 from sage_rlvr.models.scratch import character_tokenizer
 from sage_rlvr.stacked.world import FORMAT, World
-from sage_rlvr.tasks import task_reward
+from sage_rlvr.tasks import Problem, task_reward
 from sage_rlvr.tasks.countdown import HARD, LTR, generate_hard, generate_ltr, solutions
 
 ALPHABET = "0123456789+-*=: "
@@ -81,6 +82,30 @@ def test_an_answer_that_was_cut_off_is_judged_by_the_scorers_rule(made):
 def test_nothing_but_the_end_is_wrong(made):
     world, problems = made
     assert world.right(problems, torch.tensor([0]), rows(world, [""]))[0].tolist() == [False]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "texts"),
+    [
+        ([20, 20], ["25-20", "20-25", "5"]),  # two numbers that make 5, but not 20 twice
+        ([2, 3, 5], ["2+3", "5", "2+3+5-5", "3+2*5", "2*5-3-2", "003+02*1"]),  # not all of them, or one twice
+    ],
+)
+def test_what_does_not_use_every_number_once_is_wrong(made, numbers, texts):
+    world, _ = made
+    gold = {"numbers": numbers, "target": 5}
+    problems = world.problems([Problem("p", world.task, f"{numbers} to 5", json.dumps(gold), gold)])
+    assert world.right(problems, torch.tensor([0]), rows(world, texts))[0].tolist() == [False] * len(texts)
+    assert scorers(world, problems, 0, texts) == [False] * len(texts)
+
+
+def test_zeros_in_front_of_a_number_change_nothing(made):
+    world, _ = made
+    gold = {"numbers": [2, 3], "target": 5}
+    problems = world.problems([Problem("p", world.task, "2 3 to 5", json.dumps(gold), gold)])
+    texts = ["02+3", "2+003", "0+2+3"]
+    verdicts = world.right(problems, torch.tensor([0]), rows(world, texts))[0].tolist()
+    assert verdicts == scorers(world, problems, 0, texts) == [True, True, False]
 
 
 def test_solutions_are_told_apart_for_right_answers_alone(made):

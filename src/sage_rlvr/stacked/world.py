@@ -98,7 +98,7 @@ class World:
             ended = going & (column == self.end)
             digit, op = going & (kind >= 0) & (kind < 10), going & (kind >= 10)
             plain = plain & (~going | digit | op | ended)
-            plain = plain & ~(digit & (((digits == 0) & (kind == 0)) | (digits >= LONGEST)))  # 007, 12345
+            plain = plain & ~(digit & (digits >= LONGEST))
             closes = op | ended
             plain = plain & ~(closes & (digits == 0))  # ++, an empty answer, 3+ at the end
             value = torch.where(closes, _joined(value, sign, number), value)

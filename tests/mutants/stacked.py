@@ -1,0 +1,67 @@
+"""The stacked engine: its passes, verdicts, losses and steps, and what a study's folder says of it."""
+
+from tests.mutants.mutant import within
+
+MODEL, WORLD, TRAIN, STUDY = (
+    f"tests/{path}.py"
+    for path in ("stacked/test_model", "stacked/test_world", "stacked/test_train", "study/test_stacked")
+)
+LOGPS = "test_log_probs_and_gradients_are_transformers"
+DRAWN = "test_a_sample_is_where_the_draw_falls_in_transformers_distribution"
+EVERY = "test_what_does_not_use_every_number_once_is_wrong"
+LOSS, ADAMW = (
+    "test_loss_and_gradient_are_sagetrainers",
+    "test_steps_are_torchs_adamw_with_transformers_decay_and_clipping",
+)
+
+MUTANTS = [
+    *within(
+        "stacked/model.py",
+        MODEL,
+        ("completions see the prompts' padding", ".view(*q.shape[:-1], -1) + barrier", ".view(*q.shape[:-1], -1)", LOGPS),
+        ("a token is sampled one place too early", "x, past[i] = self._layer(x, f\"model.layers.{i}\", first + t,",
+         "x, past[i] = self._layer(x, f\"model.layers.{i}\", first + t - 1,", DRAWN),
+        ("sampling goes on after the end", "token.where(going, pad)", "token", DRAWN),
+    ),
+    *within(
+        "stacked/world.py",
+        WORLD,
+        ("numbers may be left over", "plain & fits & (left == 0).all(1)", "plain & fits & (left >= 0).all(1)", EVERY),
+        ("a number that is too large is another", "fits & ~(closes & (number > most))", "fits",
+         EVERY),
+    ),
+    *within(
+        "stacked/credit.py",
+        TRAIN,
+        ("the bonus is not centred", "(bonus - bonus.mean(1, keepdim=True)).flatten()", "bonus.flatten()",
+         f"{LOSS}[verified focal]"),
+        ("the guide is left out of the penalty", "anchor_penalty(b.logps, b.ref_logps, log_q, args.anchor_estimator)",
+         "anchor_penalty(b.logps, b.ref_logps, 0 * log_q, args.anchor_estimator)", f"{LOSS}[tempered]"),
+        ("log q is not centred", "(log_q - over(log_q, b.mask)) * b.mask", "log_q", f"{LOSS}[tempered]"),
+    ),
+    *within(
+        "stacked/steps.py",
+        TRAIN,
+        ("norms decay", "and \"bias\" not in name and \"norm\" not in name:", "and \"bias\" not in name:", ADAMW),
+        ("runs are clipped by one norm", "finite, factor = norms.isfinite(), (self.clip / (norms + 1e-6))",
+         "finite, factor = norms.isfinite(), (self.clip / (norms.max() + 1e-6))", ADAMW),
+        ("a gradient that is not finite goes in", "torch.where(per_run(finite), g * per_run(factor), 0.0)", "g * per_run(factor)",
+         "test_a_gradient_that_is_not_finite_moves_nothing"),
+    ),
+    *within(
+        "stacked/train.py",
+        TRAIN,
+        ("a run's draws are the stack's", "manual_seed(seeded(\"rollouts\", self.args.seed))", "manual_seed(id(self) % 2**31)",
+         "test_a_run_is_the_same_whatever_it_is_stacked_with"),
+        ("chance pays the truth", "if self.chance is None else", "if True else",
+         "test_a_random_reward_pays_by_chance_and_tells_the_truth"),
+    ),
+    *within(
+        "study/stacked.py",
+        STUDY,
+        ("the temperature that is asked for is not looked at", "\"temperature\": 1.0, \"min_p\"", "\"min_p\"",
+         "test_samples_that_it_would_not_draw_as_asked_are_refused"),
+        ("a done run is done again", "fnmatch(run, only) and status_of(out, run)[\"state\"] != \"done\"]\n        stacks",
+         "fnmatch(run, only)]\n        stacks", "test_what_is_done_stays_and_the_other_engine_would_leave_it"),
+    ),
+]  # fmt: skip
