@@ -46,14 +46,14 @@ def _demo(args: argparse.Namespace) -> None:
     flag(
         "--jobs",
         type=int,
-        help="run: how many runs at a time (default: one per GPU, else one per core, up to 4; stacked: 16, 4)",
+        help="run: how many runs at a time (default: one per GPU, else one per core, up to 4; stacked: 16 on a GPU, else 4)",
     ),
     flag(
         "--engine",
         default="trl",
         **one_of("trl", "stacked", word="engine"),
         help="run: trl: SAGETrainer, a process per run; stacked: many runs of a scratch model in one program, for the countdown "
-        "worlds alone, ten times as fast on a GPU",
+        "worlds alone",
     ),
 )
 def _study(args: argparse.Namespace) -> None:

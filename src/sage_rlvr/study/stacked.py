@@ -36,13 +36,8 @@ from sage_rlvr.study.run import LOCK, status_of
 from sage_rlvr.tasks import load_task
 from sage_rlvr.train.config import SAGEConfig
 
-BESIDE = {
-    "task",
-    "rows",
-    "prompt_format",
-    "decontaminate",
-    "random_reward",
-}  # settings of a recipe that are not SAGEConfig's
+# settings of a recipe that are not SAGEConfig's
+BESIDE = {"task", "rows", "prompt_format", "decontaminate", "random_reward"}
 DEFAULT = {"cuda": 16, "cpu": 4}  # runs of a stack
 EVALUATED = {"n": 1, "seeds": 1, "limit": None, "max_tokens": 16}
 FIXED = {"temperature": 1.0, "min_p": 0.0, "top_p": 1.0, "top_k": 0, "prompt_format": FORMAT}  # of an evaluation
@@ -58,8 +53,8 @@ def run_stacked(
     only: str = "*",
     minutes: float | None = None,
 ) -> tuple[Study, list[str]]:
-    """Runs what is missing, seed by seed; answers the study and what is left over: all of it where ``minutes`` are too few for
-    one more stack. ``jobs``: runs per stack. ``only``: a pattern of runs."""
+    """Runs what is missing, seed by seed; answers the study and the runs that are still not done. ``jobs``: runs per stack.
+    ``only``: a pattern of runs. ``minutes``: no stack begins that would end later."""
     study, out, began = load_study(source), Path(out), time.monotonic()
     _refuse(study)
     with lock.held(out / LOCK):
