@@ -4,7 +4,8 @@
     python benchmarks/gpu/hard_gate.py
 
 Bases that differ in what they are shown are taught side by side. From the one of each kind that the rules choose, GRPO without
-KL is trained on each of POOLS at each of RATES and measured on the way, and a cell is chosen. OUT/hard.yaml is then the study
+KL is trained on each of POOLS at each of RATES and measured on the way, and a cell is chosen. Small stacks leave most of a card
+idle, so lengths, and then pairs of base and pool, are processes of their own. OUT/hard.yaml is then the study
 with what was chosen, and OUT/study its folder, with the base in it; this goes on from there:
 
     python benchmarks/gpu/study.py run --study OUT/hard.yaml --out OUT/study --engine stacked --records results/gpu/hard
@@ -19,8 +20,11 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from importlib.resources import files
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -105,106 +109,130 @@ def shown_rows(out: Path, asked: dict[str, Any]) -> list[dict[str, str]]:
     return [{"prompt": prompt, "completion": answer} for prompt, answer in found["rows"]]
 
 
-class Gate:
-    def __init__(self, hard: dict[str, Any], out: Path, to: Path, quick: bool):
-        self.hard, self.out, self.to, self.quick, self.began = hard, out, to, quick, time.monotonic()
+class Part:
+    """What each process of the gate has: the model, the test problems. Its methods are the processes' work."""
+
+    def __init__(self, hard: dict[str, Any], out: Path, quick: bool):
+        self.hard, self.out, self.quick, self.began = hard, out, quick, time.monotonic()
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.set_float32_matmul_precision("high")  # TF32
-        self.scratch = scratch_model(out / "scratch", **hard["base"]["scratch"])
-        self.model, self.tokenizer = self.load(self.scratch)
+        self.model, self.tokenizer = self.load(out / "scratch")
         self.tests = {}
         for task in (HARD, HARD_FAR):
             world = World(task, self.tokenizer, self.device)
             self.tests[task] = world, world.problems(load_task(task, limit=8 if quick else 500, split="test"))
-        self.n, self.found = 4 if quick else 256, {"machine": made_with(), "bases": {}, "cells": []}
-        self.bases: dict[str, Measured] = {}
+        self.n = 4 if quick else 256
 
     def load(self, folder: Path) -> tuple[Any, Any]:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
-
-    def keep(self, **said: Any) -> None:
-        self.found["seconds"] = round(time.monotonic() - self.began)
-        self.to.write_text(json.dumps(self.found, indent=1) + "\n")
-        print(f"{time.monotonic() - self.began:6.0f} s", json.dumps(said), flush=True)
 
     def measured(self, stack: Stack, task: str, n: int, seeds: int) -> Measured:
         world, problems = self.tests[task]
         return measure(stack, world, problems, n, seeds, self.hard["evaluate"]["max_tokens"])
 
-    # ---- bases ----------------------------------------------------------------------------------------------------------
-
-    def teach(self) -> None:
+    def teach(self, steps: int) -> dict[str, tuple[dict[str, float], Measured]]:
+        """A base of each kind, side by side; their names, what was measured, and the counts."""
         asked, sft = self.hard["base"]["demonstrations"], self.hard["base"]["sft"]
         shown = [shown_rows(self.out, asked | {"guesses": share}) for share in GUESSES.values()]
-        self.keep(demonstrations=len(shown[0]))
-        for steps in LENGTHS if not self.quick else (4,):
-            stack = Stack.of(self.model, len(shown), self.device)
-            world, batch = self.tests[HARD][0], 32 if self.quick else sft["per_device_train_batch_size"]
-            teach(stack, world, shown, steps, batch, float(sft["learning_rate"]))
-            here, far = (self.measured(stack, task, self.n, 2) for task in (HARD, HARD_FAR))
-            for r, kind in enumerate(GUESSES):
-                name, model = f"{kind}-{steps}", self.load(self.scratch)[0]
-                stack.put(r, model)
-                model.save_pretrained(self.out / name / "model")
-                self.tokenizer.save_pretrained(self.out / name / "model")
-                self.bases[name] = Measured(
-                    HARD, here.problems, [0, 1], self.n, here.right[r : r + 1], here.tokens, here.cut
-                )
-                least = int(np.bincount(strata(here.right[r, :, 0].numpy()), minlength=5)[:4].min())
-                row = passes(here, r, (1, 16, 64, 256, 512), "pass") | passes(far, r, (1, 512), "far")
-                self.found["bases"][name] = row | {"least": least}
-                self.keep(**{name: self.found["bases"][name]})
+        stack = Stack.of(self.model, len(shown), self.device)
+        world, batch = self.tests[HARD][0], 32 if self.quick else sft["per_device_train_batch_size"]
 
-    # ---- GRPO without KL ------------------------------------------------------------------------------------------------
+        def at(step: int, losses: torch.Tensor) -> None:
+            if step % 1000 == 0:
+                print(f"{time.monotonic() - self.began:6.0f} s  SFT {step} of {steps}: {losses.tolist()}", flush=True)
 
-    def cells(self, base: str, pool: str) -> None:
+        teach(stack, world, shown, steps, batch, float(sft["learning_rate"]), at=at)
+        here, far = (self.measured(stack, task, self.n, 2) for task in (HARD, HARD_FAR))
+        taught = {}
+        for r, kind in enumerate(GUESSES):
+            name, model = f"{kind}-{steps}", self.load(self.out / "scratch")[0]
+            stack.put(r, model)
+            model.save_pretrained(self.out / name / "model")
+            self.tokenizer.save_pretrained(self.out / name / "model")
+            least = int(np.bincount(strata(here.right[r, :, 0].numpy()), minlength=5)[:4].min())
+            row = passes(here, r, (1, 16, 64, 256, 512), "pass") | passes(far, r, (1, 512), "far")
+            own = replace(here, right=here.right[r : r + 1], tokens=here.tokens[r : r + 1], cut=here.cut[r : r + 1])
+            taught[name] = row | {"least": least}, own
+            print(name, json.dumps(taught[name][0]), flush=True)
+        return taught
+
+    def cells(self, base: str, pool: str, known: Measured) -> list[dict[str, Any]]:
+        """GRPO without KL from one base on one pool, a run per rate, measured on the way."""
         start, _ = self.load(self.out / base / "model")
         world = self.tests[HARD][0]
         problems = world.problems(load_task(HARD, limit=40 if self.quick else POOLS[pool], split="train"))
         on_the_way = (1, 2) if self.quick else ON_THE_WAY
-        known = {"task", "rows", "prompt_format", "decontaminate"}
-        own = {key: value for key, value in self.hard["train"].items() if key not in known}
+        beside = {"task", "rows", "prompt_format", "decontaminate"}
+        own = {key: value for key, value in self.hard["train"].items() if key not in beside}
         own |= {"output_dir": "", "use_cpu": True, "beta": 0.0, "max_steps": on_the_way[-1]}
         own |= {"per_device_train_batch_size": 8, "num_generations": 4} if self.quick else {}
         runs = [Run(f"{rate:g}", SAGEConfig(**own | {"learning_rate": rate})) for rate in RATES]
-        stack = Stack.of(start, len(runs), self.device)
+        stack, rows = Stack.of(start, len(runs), self.device), []
+        one = float(known.right.float().mean()) / known.n
 
         def at(step: int) -> None:
             if step not in on_the_way:
                 return
             here = self.measured(stack, HARD, self.n, 1)
             for r, rate in enumerate(RATES):
-                row = {"base": base, "pool": pool, "rate": rate, "steps": step} | passes(
-                    here, r, (1, 16, 64, 256), "pass"
-                )
+                row: dict[str, Any] = {"base": base, "pool": pool, "rate": rate, "steps": step}
+                row |= passes(here, r, (1, 16, 64, 256), "pass")
                 entries = runs[r].log[-50:]
                 row |= {
                     name: float(sum(e[name] for e in entries) / len(entries))
                     for name in ("reward", "entropy", "seconds")
                 }
-                row |= {"rise": row["pass@1"] / max(self.found["bases"][base]["pass@1"], 1e-9)}
-                row |= {"lost": lost(self.bases[base], here, r, 64 if not self.quick else 2)}
-                self.found["cells"].append(row)
-                self.keep(**row)
+                row |= {"rise": row["pass@1"] / max(one, 1e-9)}
+                row |= {"lost": lost(known, here, r, 64 if not self.quick else 2)}
+                rows.append(row)
+                print(f"{time.monotonic() - self.began:6.0f} s", json.dumps(row), flush=True)
 
         train(runs, stack, Stack.of(start, 1, self.device), world, problems, at)
+        return rows
 
-    # ---- what was chosen ------------------------------------------------------------------------------------------------
 
-    def choose(self) -> None:
-        cell = choose_cell(self.found["cells"])
-        self.found["cell"] = {key: cell[key] for key in ("base", "pool", "rate", "steps")}
-        hard = dict(self.hard)
-        hard["train"] |= {"learning_rate": cell["rate"], "rows": POOLS[cell["pool"]], "max_steps": cell["steps"]}
-        hard["variants"]["low_rate"]["learning_rate"] = round(cell["rate"] / 3, 8)
-        kind, _, length = cell["base"].rpartition("-")
-        hard["base"]["demonstrations"]["guesses"] = GUESSES[kind]
-        hard["base"]["sft"]["max_steps"] = int(length)
-        (self.out / "hard.yaml").write_text(yaml.safe_dump(hard, sort_keys=False, allow_unicode=True))
-        study = (self.out / "study" / "base").resolve()  # its base is there already
-        shutil.copytree(self.out / cell["base"] / "model", study / "model", dirs_exist_ok=True)
-        (study / START).write_text(json.dumps({"model": str(study / "model")}) + "\n")
-        self.keep(cell=self.found["cell"])
+def work(verb: str, hard: dict[str, Any], out: Path, quick: bool, *args: Any) -> Any:
+    return getattr(Part(hard, out, quick), verb)(*args)
+
+
+def gate(hard: dict[str, Any], out: Path, to: Path, quick: bool) -> None:
+    began, found, known = time.monotonic(), {"machine": made_with(), "bases": {}, "cells": []}, {}
+    scratch_model(out / "scratch", **hard["base"]["scratch"])
+
+    def keep() -> None:
+        found["seconds"] = round(time.monotonic() - began)
+        to.write_text(json.dumps(found, indent=1) + "\n")
+
+    with ProcessPoolExecutor(1 if quick else 6, mp_context=get_context("spawn")) as pool:
+        parts = [pool.submit(work, "teach", hard, out, quick, steps) for steps in ((4,) if quick else LENGTHS)]
+        for part in as_completed(parts):
+            for name, (row, counts) in part.result().items():
+                found["bases"][name], known[name] = row, counts
+            keep()
+        kinds = [{name: row for name, row in found["bases"].items() if name.startswith(kind)} for kind in GUESSES]
+        bases = list(map(choose_base, kinds))
+        asked = [("cells", hard, out, quick, base, pool, known[base]) for base, pool in product(bases, POOLS)]
+        for part in as_completed([pool.submit(work, *own) for own in asked]):
+            found["cells"] += part.result()
+            keep()
+    cell = choose_cell(found["cells"])
+    found["cell"] = {key: cell[key] for key in ("base", "pool", "rate", "steps")}
+    write_study(hard, cell, out)
+    keep()
+    print("chosen:", json.dumps(found["cell"]), flush=True)
+
+
+def write_study(hard: dict[str, Any], cell: dict[str, Any], out: Path) -> None:
+    """The study with what was chosen, and its folder, in which its base is already."""
+    hard["train"] |= {"learning_rate": cell["rate"], "rows": POOLS[cell["pool"]], "max_steps": cell["steps"]}
+    hard["variants"]["low_rate"]["learning_rate"] = round(cell["rate"] / 3, 8)
+    kind, _, length = cell["base"].rpartition("-")
+    hard["base"]["demonstrations"]["guesses"] = GUESSES[kind]
+    hard["base"]["sft"]["max_steps"] = int(length)
+    (out / "hard.yaml").write_text(yaml.safe_dump(hard, sort_keys=False, allow_unicode=True))
+    study = (out / "study" / "base").resolve()
+    shutil.copytree(out / cell["base"] / "model", study / "model", dirs_exist_ok=True)
+    (study / START).write_text(json.dumps({"model": str(study / "model")}) + "\n")
 
 
 def main() -> int:
@@ -226,12 +254,7 @@ def main() -> int:
             shown_rows(Path(args.out), hard["base"]["demonstrations"] | {"guesses": share})
         scratch_model(Path(args.out, "scratch"), **hard["base"]["scratch"])
         return 0
-    gate = Gate(hard, Path(args.out), Path(args.to), args.quick)
-    gate.teach()
-    kinds = [{name: row for name, row in gate.found["bases"].items() if name.startswith(kind)} for kind in GUESSES]
-    for base, pool in product(map(choose_base, kinds), POOLS):
-        gate.cells(base, pool)
-    gate.choose()
+    gate(hard, Path(args.out), Path(args.to), args.quick)
     return 0
 
 

@@ -26,8 +26,8 @@ def small(seed, tied=True):
     return model
 
 
-def stacked(models):
-    stack = Stack.of(models[0], len(models))
+def stacked(models, compiled=False):
+    stack = Stack.of(models[0], len(models), compiled=compiled)
     for r, model in enumerate(models):
         for name, p in model.named_parameters():
             stack.weights[name][r] = p.detach()
@@ -91,6 +91,23 @@ def test_a_sample_is_where_the_draw_falls_in_transformers_distribution():
             going &= token != END
         ended += int((~going).sum())
     assert 0 < ended < RUNS * 3 * GROUP, "some ended, some did not"
+
+
+@pytest.mark.slow  # a minute of compiling
+def test_compiled_layers_give_the_same():
+    models = [small(seed) for seed in range(RUNS)]
+    plain, compiled, prompts = stacked(models), stacked(models, compiled=True), padded_prompts()
+    drawn = torch.rand(RUNS, 3, GROUP, LONGEST, generator=torch.Generator().manual_seed(8))
+    ids = plain.sample(prompts, drawn, END, PAD)
+    assert (compiled.sample(prompts, drawn, END, PAD) == ids).all()
+    found = []
+    for stack in (plain, compiled):
+        stack.trained()
+        logps = scored(stack, prompts, ids)[0]
+        logps.square().sum().backward()
+        found.append([logps.detach(), *(w.grad for w in stack.weights.values())])
+    for a, b in zip(*found, strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-5 * a.abs().max())
 
 
 def test_what_else_is_in_the_stack_changes_no_sample():

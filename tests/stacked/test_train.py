@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from sage_rlvr.errors import UserError
 from sage_rlvr.models.scratch import character_tokenizer, scratch_model
 from sage_rlvr.stacked.credit import Batch, Credit
-from sage_rlvr.stacked.measure import measure
+from sage_rlvr.stacked.measure import _piece, measure
 from sage_rlvr.stacked.model import Prompts, Stack
 from sage_rlvr.stacked.steps import AdamW, rates_of
 from sage_rlvr.stacked.train import Run, counted, scored, train
@@ -233,6 +233,10 @@ def test_what_the_stack_has_no_code_for_is_refused_by_name(small, setting, value
 def test_runs_of_different_sizes_are_refused(small):
     with pytest.raises(UserError, match="max_steps"):
         ran(small, [Run("a", config()), Run("b", config(max_steps=5))])
+
+
+def test_pieces_are_of_one_size_where_that_is_near():
+    assert [_piece(500, 24), _piece(500, 600), _piece(499, 24), _piece(40, 1)] == [20, 500, 24, 1]
 
 
 def test_counts_are_of_every_problem_and_runs_are_paired(small):

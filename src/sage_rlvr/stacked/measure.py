@@ -11,7 +11,7 @@ from sage_rlvr.stacked.model import Stack
 from sage_rlvr.stacked.train import counted
 from sage_rlvr.stacked.world import Problems, World
 
-AT_ONCE = {"cuda": 300_000, "cpu": 8_000}  # completions sampled at once
+AT_ONCE = {"cuda": 120_000, "cpu": 8_000}  # completions sampled at once, at most
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Measured:
 def measure(stack: Stack, world: World, problems: Problems, n: int, seeds: int, length: int) -> Measured:
     """At temperature 1. All runs answer with the same draws, so that their differences are paired."""
     runs, device = stack.runs, world.device
-    size = max(1, AT_ONCE[torch.device(device).type] // (runs * n))
+    size = _piece(len(problems.all), max(1, AT_ONCE[torch.device(device).type] // (runs * n)))
     right = torch.zeros(runs, len(problems.all), seeds, dtype=torch.long, device=device)
     tokens, cut = torch.zeros_like(right), torch.zeros(runs, dtype=torch.long, device=device)
     for seed in range(seeds):
@@ -56,3 +56,9 @@ def measure(stack: Stack, world: World, problems: Problems, n: int, seeds: int, 
             cut += (ids != world.end).all(-1).sum((1, 2))
     names = [p.id for p in problems.all]
     return Measured(world.task, names, list(range(seeds)), n, right.cpu(), tokens.cpu(), cut.cpu())
+
+
+def _piece(problems: int, most: int) -> int:
+    """How many problems at once: pieces of one size where that is near, since each size is a program of its own."""
+    alike = max(size for size in range(1, most + 1) if problems % size == 0)
+    return alike if 2 * alike >= most else most

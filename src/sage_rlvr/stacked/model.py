@@ -8,6 +8,7 @@ A prompt is read once for its whole group, in sampling and in training: completi
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -57,21 +58,37 @@ class Prompts:
 
 
 class Stack:
-    """The runs' weights and what is computed with them."""
+    """The runs' weights and what is computed with them. ``dtype``: of the products and of attention; weights, residuals, norms
+    and softmax are float32. ``compiled``: layers of many completions by torch.compile, as a GPU wants it."""
 
-    def __init__(self, weights: dict[str, Tensor], shape: Shape):
-        self.weights, self.shape = weights, shape
+    def __init__(
+        self, weights: dict[str, Tensor], shape: Shape, dtype: torch.dtype = torch.float32, compiled: bool = False
+    ):
+        self.weights, self.shape, self.dtype = weights, shape, dtype
         table = weights["model.embed_tokens.weight"]
         d, at = table.shape[-1] // shape.heads, torch.arange(shape.columns, device=table.device)
         speed = shape.theta ** (-torch.arange(0, d, 2, device=table.device) / d)
         angle = (at[:, None] * speed).repeat(1, 2)  # (columns, d)
         self._cos, self._sin = angle.cos(), angle.sin()
+        prefixes = [f"model.layers.{i}." for i in range(shape.layers)]
+        self._layers = [
+            {name.removeprefix(own): w for name, w in weights.items() if name.startswith(own)} for own in prefixes
+        ]
+        self._many = compiled_layer() if compiled else layer
 
     @classmethod
-    def of(cls, model: Any, runs: int, device: str | torch.device = "cpu") -> "Stack":
+    def of(
+        cls,
+        model: Any,
+        runs: int,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        compiled: bool = False,
+    ) -> "Stack":
         """``runs`` copies of a Qwen2ForCausalLM, in float32."""
         state = {name: p.detach().to(device, torch.float32) for name, p in model.named_parameters()}
-        return cls({name: p.expand(runs, *p.shape).clone() for name, p in state.items()}, Shape.of(model.config))
+        weights = {name: p.expand(runs, *p.shape).clone() for name, p in state.items()}
+        return cls(weights, Shape.of(model.config), dtype, compiled)
 
     @property
     def runs(self) -> int:
@@ -86,72 +103,27 @@ class Stack:
             p.requires_grad_(True)
         return self.weights
 
-    # ---- parts of a layer, x (R, P, …, D) ---------------------------------------------------------------------------
-
-    def _linear(self, x: Tensor, name: str) -> Tensor:
-        w, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
-        flat = x.reshape(len(w), -1, x.shape[-1])
-        out = torch.bmm(flat, w.mT) if bias is None else torch.baddbmm(bias[:, None], flat, w.mT)
-        return out.view(*x.shape[:-1], w.shape[1])
-
-    def _norm(self, x: Tensor, name: str) -> Tensor:
-        w = self.weights[f"{name}.weight"]
-        return rms_norm(x, x.shape[-1:], eps=self.shape.eps) * w.view(len(w), *[1] * (x.ndim - 2), -1)
-
-    def _heads(self, x: Tensor, name: str) -> Tensor:
-        """(R, P, G, T, D) → (R, P, H, G, T, d)."""
-        y = self._linear(x, name)
-        return y.view(*y.shape[:-1], self.shape.heads, -1).permute(0, 1, 4, 2, 3, 5)
-
-    def _turned(self, x: Tensor, first: int) -> Tensor:
-        """Rotary positions: ``first`` is that of column 0. (…, T, d)"""
-        own = slice(first, first + x.shape[-2])
-        a, b = x.chunk(2, -1)
-        return x * self._cos[own] + torch.cat([-b, a], -1) * self._sin[own]
-
-    def _feed(self, x: Tensor, layer: str) -> Tensor:
-        y = self._norm(x, f"{layer}.post_attention_layernorm")
-        gate, up = self._linear(y, f"{layer}.mlp.gate_proj"), self._linear(y, f"{layer}.mlp.up_proj")
-        return x + self._linear(silu(gate) * up, f"{layer}.mlp.down_proj")
-
     def _embed(self, ids: Tensor) -> Tensor:
         table = self.weights["model.embed_tokens.weight"]  # (R, V, D)
         flat = ids.reshape(len(table), -1, 1).expand(-1, -1, table.shape[-1])
         return table.gather(1, flat).view(*ids.shape, -1)
 
-    def _layer(
-        self, x: Tensor, layer: str, first: int, own: Tensor, before: tuple[Tensor, Tensor] | None, barrier: Tensor,
-        past: tuple[Tensor, Tensor] | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
-        """x (R, P, G, T, D) after one layer, and its keys and values. ``own``: what is added to the scores among x's columns and
-        those of ``past``; ``before``: the prompt's keys and values (R, P, H, S, d), shared by the group, behind ``barrier``."""
-        y = self._norm(x, f"{layer}.input_layernorm")
-        q, k, v = (self._heads(y, f"{layer}.self_attn.{name}_proj") for name in "qkv")
-        q, k = self._turned(q, first) * q.shape[-1] ** -0.5, self._turned(k, first)
-        if past is not None:
-            k, v = torch.cat([past[0], k], -2), torch.cat([past[1], v], -2)
-        scores = q @ k.mT + own
-        if before is None:
-            out = scores.softmax(-1) @ v
-        else:
-            rows = q.flatten(3, 4)  # (R, P, H, G·T, d)
-            with_prompt = (rows @ before[0].mT).view(*q.shape[:-1], -1) + barrier
-            weight = torch.cat([with_prompt, scores], -1).softmax(-1)
-            columns = before[0].shape[-2]
-            out = (weight[..., :columns].flatten(3, 4) @ before[1]).view(q.shape) + weight[..., columns:] @ v
-        out = out.permute(0, 1, 3, 4, 2, 5).flatten(4)
-        return self._feed(x + self._linear(out, f"{layer}.self_attn.o_proj"), layer), (k, v)
+    def _turn(self, first: int, columns: int) -> tuple[Tensor, Tensor]:
+        """Of rotary positions, from ``first`` on: cosine and sine (columns, d)."""
+        return self._cos[first : first + columns], self._sin[first : first + columns]
+
+    def _normed(self, x: Tensor) -> Tensor:
+        return norm(x, self.weights["model.norm.weight"], self.shape.eps)
 
     # ---- passes -------------------------------------------------------------------------------------------------------
 
     def read(self, prompts: Prompts) -> tuple[Tensor, Cache]:
         """The state after each prompt, (R, P, 1, 1, D), and the prompts' keys and values."""
         columns = prompts.ids.shape[-1]
-        causal = torch.full((columns, columns), FAR, device=prompts.ids.device).triu(1)
-        own = causal + prompts.barrier
-        x, cache = self._embed(prompts.ids)[:, :, None], []
-        for i in range(self.shape.layers):
-            x, (k, v) = self._layer(x, f"model.layers.{i}", 0, own, None, own)
+        own = below_diagonal(columns, prompts.ids.device) + prompts.barrier
+        x, cache, turn = self._embed(prompts.ids)[:, :, None], [], self._turn(0, columns)
+        for w in self._layers:
+            x, k, v = layer(x, w, self.shape, self.dtype, turn, own)
             cache.append((k[:, :, :, 0], v[:, :, :, 0]))
         return x[..., -1:, :], cache
 
@@ -159,36 +131,112 @@ class Stack:
         """Normed last states, (R, P, G, T + 1, D): after the prompt, then after each token of ``ids`` (R, P, G, T)."""
         after, cache = self.read(prompts)
         first, columns = prompts.ids.shape[-1], ids.shape[-1]
-        causal = torch.full((columns, columns), FAR, device=ids.device).triu(1)
+        own, turn = below_diagonal(columns, ids.device), self._turn(first, columns)
         x, barrier = self._embed(ids), prompts.barrier
-        for i, before in enumerate(cache):
-            x, _ = self._layer(x, f"model.layers.{i}", first, causal, before, barrier)
+        for w, before in zip(self._layers, cache):
+            x = self._many(x, w, self.shape, self.dtype, turn, own, before, barrier)[0]
         x = torch.cat([after.expand(*ids.shape[:3], 1, -1), x], -2)
-        return self._norm(x, "model.norm")
+        return self._normed(x)
 
     def logits(self, states: Tensor) -> Tensor:
-        return self._linear(states, "model.embed_tokens" if self.shape.tied else "lm_head")
+        """In float32: they are few, and all depends on them."""
+        w = self.weights["model.embed_tokens.weight" if self.shape.tied else "lm_head.weight"]
+        return linear(states, w, None, torch.float32)
 
     @torch.no_grad()
     def sample(self, prompts: Prompts, drawn: Tensor, end: int, pad: int) -> Tensor:
         """ids (R, P, G, T) of completions at temperature 1, ``pad`` after ``end``. ``drawn`` (R, P, G, T), uniform in [0, 1),
         decides them: the same numbers give the same completions, whatever else is in the stack."""
         state, cache = self.read(prompts)
-        first, barrier = prompts.ids.shape[-1], prompts.barrier
-        past: list[tuple[Tensor, Tensor] | None] = [None] * self.shape.layers
+        first, barrier, columns = prompts.ids.shape[-1], prompts.barrier, drawn.shape[-1]
+        own = below_diagonal(columns, drawn.device)
+        heads, width = self.shape.heads, state.shape[-1] // self.shape.heads
+        kept = (*drawn.shape[:2], heads, drawn.shape[2], columns, width)  # keys and values of the completions so far
+        past = [tuple(torch.zeros(kept, dtype=self.dtype, device=drawn.device) for _ in range(2)) for _ in cache]
         going = torch.ones(drawn.shape[:3], dtype=torch.bool, device=drawn.device)
         out = torch.full(drawn.shape, pad, device=drawn.device)
-        none = torch.zeros((), device=drawn.device)
-        for t in range(drawn.shape[-1]):
-            below = self.logits(self._norm(state, "model.norm"))[..., 0, :].softmax(-1).cumsum(-1)  # (R, P, G or 1, V)
+        for t in range(columns):
+            below = self.logits(self._normed(state))[..., 0, :].softmax(-1).cumsum(-1)  # (R, P, G or 1, V)
             point = drawn[..., t, None] * below[..., -1:]
             token = (below <= point).sum(-1).clamp(max=below.shape[-1] - 1)
             out[..., t] = token.where(going, pad)
             going &= token != end
-            if not bool(going.any()):
+            if t == columns - 1:
                 break
-            x = self._embed(out[..., t])[..., None, :]
-            for i, before in enumerate(cache):
-                x, past[i] = self._layer(x, f"model.layers.{i}", first + t, none, before, barrier, past[i])
+            x, turn = self._embed(out[..., t])[..., None, :], self._turn(first + t, 1)
+            at = torch.tensor([t], device=drawn.device)
+            for w, before, so_far in zip(self._layers, cache, past):
+                x = self._many(x, w, self.shape, self.dtype, turn, own[t : t + 1], before, barrier, so_far, at)[0]
             state = x
         return out
+
+
+# ---- parts of a layer: x (R, P, …, D), w (R, …) ---------------------------------------------------------------------------
+
+
+def below_diagonal(columns: int, device: torch.device) -> Tensor:
+    """(columns, columns): what is added to scores, so that no column sees a later one."""
+    return torch.full((columns, columns), FAR, device=device).triu(1)
+
+
+def linear(x: Tensor, w: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    flat, w = x.reshape(len(w), -1, x.shape[-1]).to(dtype), w.to(dtype)
+    out = torch.bmm(flat, w.mT) if bias is None else torch.baddbmm(bias[:, None].to(dtype), flat, w.mT)
+    return out.view(*x.shape[:-1], w.shape[1])
+
+
+def norm(x: Tensor, w: Tensor, eps: float) -> Tensor:
+    return rms_norm(x, x.shape[-1:], eps=eps) * w.view(len(w), *[1] * (x.ndim - 2), -1)
+
+
+def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary positions. (…, T, d)"""
+    a, b = x.chunk(2, -1)
+    return x * turn[0] + torch.cat([-b, a], -1) * turn[1]
+
+
+def layer(
+    x: Tensor, w: dict[str, Tensor], shape: Shape, dtype: torch.dtype, turn: tuple[Tensor, Tensor], own: Tensor,
+    before: tuple[Tensor, Tensor] | None = None, barrier: Tensor | None = None,
+    past: tuple[Tensor, ...] | None = None, at: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """x (R, P, G, T, D) after one layer, and its keys and values. ``own``: what is added to the scores among x's columns;
+    ``before``: the prompt's keys and values (R, P, H, S, d), shared by the group, behind ``barrier``. Where tokens come one by
+    one, ``past`` (R, P, H, G, all columns, d) takes the keys and values of column ``at``, (1,), and its columns are seen."""
+    y = norm(x, w["input_layernorm.weight"], shape.eps)
+
+    def heads(name: str) -> Tensor:
+        """(R, P, G, T, D) → (R, P, H, G, T, d)."""
+        z = linear(y, w[f"self_attn.{name}_proj.weight"], w[f"self_attn.{name}_proj.bias"], dtype)
+        return z.view(*z.shape[:-1], shape.heads, -1).permute(0, 1, 4, 2, 3, 5)
+
+    q, k, v = heads("q"), heads("k"), heads("v")
+    q, k = (turned(q, turn) * q.shape[-1] ** -0.5).to(dtype), turned(k, turn).to(dtype)
+    if past is not None and at is not None:
+        k, v = past[0].index_copy_(-2, at, k), past[1].index_copy_(-2, at, v)
+        scores = (q * k).sum(-1, dtype=torch.float32)[..., None, :] + own  # one column: a product of matrices is slower
+    else:
+        scores = q @ k.mT + own
+    if before is None or barrier is None:
+        out = scores.softmax(-1).to(dtype) @ v
+    else:
+        rows = q.flatten(3, 4)  # (R, P, H, G·T, d)
+        with_prompt = (rows @ before[0].mT).view(*q.shape[:-1], -1) + barrier
+        weight = torch.cat([with_prompt, scores], -1).softmax(-1).to(dtype)
+        columns = before[0].shape[-2]
+        out = (weight[..., :columns].flatten(3, 4) @ before[1]).view(q.shape)
+        if past is not None:
+            out = out + (weight[..., columns:].mT * v).sum(-2, keepdim=True)
+        else:
+            out = out + weight[..., columns:] @ v
+    out = out.permute(0, 1, 3, 4, 2, 5).flatten(4)
+    x = x + linear(out, w["self_attn.o_proj.weight"], None, dtype)
+    y = norm(x, w["post_attention_layernorm.weight"], shape.eps)
+    gate, up = (linear(y, w[f"mlp.{name}_proj.weight"], None, dtype) for name in ("gate", "up"))
+    return x + linear(silu(gate) * up, w["mlp.down_proj.weight"], None, dtype), k, v
+
+
+@cache
+def compiled_layer() -> Any:
+    torch._dynamo.config.recompile_limit = 64  # a program for each size of stack, in training and without gradients
+    return torch.compile(layer, dynamic=False)

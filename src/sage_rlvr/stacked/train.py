@@ -93,7 +93,7 @@ def train(
         prompts, drawn = problems.prompts(which), torch.stack([run.uniform(*shape) for run in runs])
         ids = stack.sample(prompts, drawn, world.end, world.pad)
         right = world.right(problems, which, ids).float()  # (R, P, G)
-        rolled = _rolled(stack, base, prompts, *_shorter(ids, counted(ids, world.end)))
+        rolled = _rolled(stack, base, prompts, ids, counted(ids, world.end))
         own = [{name: x[r].flatten(0, 1) for name, x in rolled.items()} for r in range(len(runs))]
         _mark(runs, torch.stack([rows["logps"].detach().isfinite().all() for rows in own]), step)
         trained = [r for r, run in enumerate(runs) if run.diverged is None]
@@ -129,12 +129,6 @@ def counted(ids: Tensor, end: int) -> Tensor:
     """bool, like ids (…, T): up to the end of each completion, that token included."""
     ended = ids == end
     return ended.cumsum(-1) - ended.long() == 0
-
-
-def _shorter(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Without the columns that no completion reaches."""
-    longest = max(1, int(mask.any(0).any(0).any(0).sum()))
-    return ids[..., :longest], mask[..., :longest]
 
 
 def scored(stack: Stack, prompts: Prompts, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -127,6 +127,7 @@ class _Engine:
         logging.disable_progress_bar()
         self.study, self.out, self._watch, self._looked = study, out, partial(watch, study, out), 0.0
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.compiled = self.device == "cuda"  # half a minute, once
         if self.device == "cuda":
             torch.set_float32_matmul_precision("high")  # TF32
         self.asked = EVALUATED | {key: study.evaluate[key] for key in EVALUATED if key in study.evaluate}
@@ -136,7 +137,6 @@ class _Engine:
         folder = start_model(out)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.base = Stack.of(self.model, 1, self.device)
         self.tests = {}
         for task in study.evaluate["tasks"]:
             world = World(task, self.tokenizer, self.device)
@@ -144,7 +144,7 @@ class _Engine:
         self.drawn: dict[tuple[str, int | None], tuple[World, Problems]] = {}  # (task, rows) → its training problems
         if status_of(out, "base")["state"] != "done":
             self._say("base", "running", "eval")
-            self._measure(self.base, ["base"])
+            self._measure(Stack.of(self.model, 1, self.device), ["base"])
             self._say("base", "done", "eval", model=folder)
 
     # ---- a stack ------------------------------------------------------------------------------------------------------
@@ -156,7 +156,8 @@ class _Engine:
         if where not in self.drawn:
             world = World(where[0], self.tokenizer, self.device)
             self.drawn[where] = world, world.problems(load_task(where[0], limit=where[1], split="train"))
-        started, stack = time.time(), Stack.of(self.model, len(names), self.device)
+        started, stack = time.time(), Stack.of(self.model, len(names), self.device, compiled=self.compiled)
+        base = Stack.of(self.model, 1, self.device, compiled=self.compiled)
         every, path = max(1, int(runs[0].args.logging_steps)), self.study.evaluate.get("path", {})
         for name in names:
             (self.out / name / "train").mkdir(parents=True, exist_ok=True)
@@ -171,7 +172,7 @@ class _Engine:
                 self._measure(stack, names, step, path)
 
         world, problems = self.drawn[where]
-        train(runs, stack, self.base, world, problems, at)
+        train(runs, stack, base, world, problems, at)
         self._measure(stack, names)
         for r, name in enumerate(names):
             if (step := runs[r].diverged) is not None:
@@ -185,7 +186,7 @@ class _Engine:
             self._say(
                 name, "done", "eval", started=started, seconds=(time.time() - started) / len(names), model=str(folder)
             )
-        self.base.put(0, self.model)  # the next stack starts from it again
+        base.put(0, self.model)  # the next stack starts from it again
         self._watch()
 
     def _measure(
