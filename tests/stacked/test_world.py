@@ -121,3 +121,15 @@ def test_solutions_are_told_apart_for_right_answers_alone(made):
 def test_another_task_is_one_sentence():
     with pytest.raises(UserError, match="leave --engine out"):
         World("gsm8k", character_tokenizer(ALPHABET), "cpu")
+
+
+def test_rows_are_the_tokenizers():
+    tokenizer = character_tokenizer("0123456789+-*=: ")
+    world, rng = World(HARD, tokenizer, "cpu"), random.Random(1)
+    texts = ["".join(rng.choices("0123456789+-*=: ", k=rng.randint(1, 12))) for _ in range(50)]
+    theirs = tokenizer(texts, padding=True, padding_side="left", return_tensors="pt")
+    ids, seen = world.left_padded(texts)
+    assert (ids == theirs.input_ids).all()
+    assert (seen == theirs.attention_mask.bool()).all()
+    with pytest.raises(UserError, match=r"no token for \['x'\]"):
+        world.rows(["1x"])

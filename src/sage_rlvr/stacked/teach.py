@@ -55,11 +55,10 @@ def teach(
 
 def _table(rows: Rows, world: World) -> tuple[Tensor, Tensor, Tensor]:
     """Prompts' ids and what is seen of them, (N, S), and completions with their end, (N, T)."""
-    tokenizer = world.tokenizer
-    left = tokenizer([row["prompt"] for row in rows], padding=True, padding_side="left", return_tensors="pt")
-    texts = [row["completion"] + tokenizer.eos_token for row in rows]
-    right = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")
-    return left.input_ids, left.attention_mask, right.input_ids
+    ids, seen = world.left_padded([row["prompt"] for row in rows])
+    answers = [[*row, world.end] for row in world.rows([row["completion"] for row in rows])]
+    columns = max(map(len, answers))
+    return ids, seen, torch.tensor([row + [world.pad] * (columns - len(row)) for row in answers])
 
 
 def _left(x: Tensor, columns: int, fill: int) -> Tensor:
