@@ -48,7 +48,7 @@ from sage_rlvr.tasks.countdown import HARD, HARD_FAR
 from sage_rlvr.train.config import SAGEConfig
 
 GUESSES = {"plain": 0.0, "half": 0.5, "most": 0.8}  # kind of base → the share of demonstrations that are guesses
-LENGTHS = (4000, 12_000)  # steps of SFT
+LENGTHS = (6000,)  # steps of SFT
 POOLS = {"again": 6_000, "once": 38_400}  # problems of RL: seen 6.4 times each in 400 steps, or once
 RATES = (2e-5, 5e-5, 1.5e-4, 4e-4)
 ON_THE_WAY = (100, 200, 300, 400)  # steps after which a training is measured
@@ -122,6 +122,7 @@ class Part:
             world = World(task, self.tokenizer, self.device)
             self.tests[task] = world, world.problems(load_task(task, limit=8 if quick else 500, split="test"))
         self.n = 4 if quick else 256
+        self.dtype = torch.bfloat16 if hard["train"]["bf16"] else torch.float32
 
     def load(self, folder: Path) -> tuple[Any, Any]:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
@@ -134,7 +135,7 @@ class Part:
         """A base of each kind, side by side; their names, what was measured, and the counts."""
         asked, sft = self.hard["base"]["demonstrations"], self.hard["base"]["sft"]
         shown = [shown_rows(self.out, asked | {"guesses": share}) for share in GUESSES.values()]
-        stack = Stack.of(self.model, len(shown), self.device)
+        stack = Stack.of(self.model, len(shown), self.device, self.dtype)
         world, batch = self.tests[HARD][0], 32 if self.quick else sft["per_device_train_batch_size"]
 
         def at(step: int, losses: torch.Tensor) -> None:
@@ -167,7 +168,7 @@ class Part:
         own |= {"output_dir": "", "use_cpu": True, "beta": 0.0, "max_steps": on_the_way[-1]}
         own |= {"per_device_train_batch_size": 8, "num_generations": 4} if self.quick else {}
         runs = [Run(f"{rate:g}", SAGEConfig(**own | {"learning_rate": rate})) for rate in RATES]
-        stack, rows = Stack.of(start, len(runs), self.device), []
+        stack, rows = Stack.of(start, len(runs), self.device, self.dtype), []
         one = float(known.right.float().mean()) / known.n
 
         def at(step: int) -> None:
@@ -187,7 +188,7 @@ class Part:
                 rows.append(row)
                 print(f"{time.monotonic() - self.began:6.0f} s", json.dumps(row), flush=True)
 
-        train(runs, stack, Stack.of(start, 1, self.device), world, problems, at)
+        train(runs, stack, Stack.of(start, 1, self.device, self.dtype), world, problems, at)
         return rows
 
 

@@ -156,9 +156,9 @@ class Stack:
         going = torch.ones(drawn.shape[:3], dtype=torch.bool, device=drawn.device)
         out = torch.full(drawn.shape, pad, device=drawn.device)
         for t in range(columns):
-            below = self.logits(self._normed(state))[..., 0, :].softmax(-1).cumsum(-1)  # (R, P, G or 1, V)
-            point = drawn[..., t, None] * below[..., -1:]
-            token = (below <= point).sum(-1).clamp(max=below.shape[-1] - 1)
+            chances = self.logits(self._normed(state))[..., 0, :].softmax(-1)  # (R, P, G or 1, V)
+            below = chances.movedim(-1, 0).contiguous().cumsum(0)  # V first: a scan over the last axis is slow on a GPU
+            token = (below <= drawn[..., t] * below[-1]).sum(0).clamp(max=len(below) - 1)
             out[..., t] = token.where(going, pad)
             going &= token != end
             if t == columns - 1:

@@ -6,6 +6,7 @@ was at, a minute or two.
 """
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
@@ -127,7 +128,8 @@ class _Engine:
         logging.disable_progress_bar()
         self.study, self.out, self._watch, self._looked = study, out, partial(watch, study, out), 0.0
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.compiled = self.device == "cuda"  # half a minute, once
+        self.compiled = os.environ.get("SAGE_COMPILE") == "1"
+        self.dtype = torch.bfloat16 if study.train.get("bf16") else torch.float32  # as autocast: weights stay float32
         if self.device == "cuda":
             torch.set_float32_matmul_precision("high")  # TF32
         self.asked = EVALUATED | {key: study.evaluate[key] for key in EVALUATED if key in study.evaluate}
@@ -144,7 +146,7 @@ class _Engine:
         self.drawn: dict[tuple[str, int | None], tuple[World, Problems]] = {}  # (task, rows) → its training problems
         if status_of(out, "base")["state"] != "done":
             self._say("base", "running", "eval")
-            self._measure(Stack.of(self.model, 1, self.device), ["base"])
+            self._measure(Stack.of(self.model, 1, self.device, self.dtype), ["base"])
             self._say("base", "done", "eval", model=folder)
 
     # ---- a stack ------------------------------------------------------------------------------------------------------
@@ -156,8 +158,8 @@ class _Engine:
         if where not in self.drawn:
             world = World(where[0], self.tokenizer, self.device)
             self.drawn[where] = world, world.problems(load_task(where[0], limit=where[1], split="train"))
-        started, stack = time.time(), Stack.of(self.model, len(names), self.device, compiled=self.compiled)
-        base = Stack.of(self.model, 1, self.device, compiled=self.compiled)
+        started = time.time()
+        stack, base = (Stack.of(self.model, n, self.device, self.dtype, self.compiled) for n in (len(names), 1))
         every, path = max(1, int(runs[0].args.logging_steps)), self.study.evaluate.get("path", {})
         for name in names:
             (self.out / name / "train").mkdir(parents=True, exist_ok=True)
