@@ -19,8 +19,8 @@ MUTANTS = [
         "stacked/model.py",
         MODEL,
         ("completions see the prompts' padding", ".view(*q.shape[:-1], -1) + barrier", ".view(*q.shape[:-1], -1)", LOGPS),
-        ("a token is sampled one place too early", "x, past[i] = self._layer(x, f\"model.layers.{i}\", first + t,",
-         "x, past[i] = self._layer(x, f\"model.layers.{i}\", first + t - 1,", DRAWN),
+        ("a token is sampled one place too early", "self._turn(first + t, 1)", "self._turn(first + t - 1, 1)", DRAWN),
+        ("a token sees columns that are still empty", "turn, written[t], before", "turn, 0 * written[t], before", DRAWN),
         ("sampling goes on after the end", "token.where(going, pad)", "token", DRAWN),
     ),
     *within(

@@ -12,11 +12,11 @@ RUNS, GROUP, LONGEST, VOCAB = 3, 4, 6, 19
 END, PAD = 1, 0
 
 
-def small(seed, tied=True):
+def small(seed, tied=True, scale=0.5):
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=4, max_position_embeddings=64, tie_word_embeddings=tied, initializer_range=0.5,
+        num_key_value_heads=4, max_position_embeddings=64, tie_word_embeddings=tied, initializer_range=scale,
     )  # fmt: skip
     model = Qwen2ForCausalLM(config).eval()
     with torch.no_grad():
@@ -26,8 +26,8 @@ def small(seed, tied=True):
     return model
 
 
-def stacked(models, compiled=False):
-    stack = Stack.of(models[0], len(models), compiled=compiled)
+def stacked(models, **more):
+    stack = Stack.of(models[0], len(models), **more)
     for r, model in enumerate(models):
         for name, p in model.named_parameters():
             stack.weights[name][r] = p.detach()
@@ -91,6 +91,18 @@ def test_a_sample_is_where_the_draw_falls_in_transformers_distribution():
             going &= token != END
         ended += int((~going).sum())
     assert 0 < ended < RUNS * 3 * GROUP, "some ended, some did not"
+
+
+def test_products_in_bf16_are_near_and_weights_stay_float32():
+    """Rounding to 8 bits: near, not equal."""
+    models, prompts = [small(seed, scale=0.1) for seed in range(RUNS)], padded_prompts()
+    ids = torch.randint(2, VOCAB, (RUNS, 3, GROUP, LONGEST), generator=torch.Generator().manual_seed(6))
+    plain, rounded = stacked(models), stacked(models, dtype=torch.bfloat16)
+    rounded.trained()
+    exact, found = (scored(stack, prompts, ids)[0] for stack in (plain, rounded))
+    assert 0 < (found - exact).abs().max() < 0.02
+    found.sum().backward()
+    assert all(w.grad.dtype == w.dtype == torch.float32 for w in rounded.weights.values())
 
 
 @pytest.mark.slow  # a minute of compiling

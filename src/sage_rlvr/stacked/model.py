@@ -149,10 +149,10 @@ class Stack:
         decides them: the same numbers give the same completions, whatever else is in the stack."""
         state, cache = self.read(prompts)
         first, barrier, columns = prompts.ids.shape[-1], prompts.barrier, drawn.shape[-1]
-        own = below_diagonal(columns, drawn.device)
         heads, width = self.shape.heads, state.shape[-1] // self.shape.heads
         kept = (*drawn.shape[:2], heads, drawn.shape[2], columns, width)  # keys and values of the completions so far
         past = [tuple(torch.zeros(kept, dtype=self.dtype, device=drawn.device) for _ in range(2)) for _ in cache]
+        written = below_diagonal(columns + 1, drawn.device)[:, 1:]  # row t: FAR from column t on
         going = torch.ones(drawn.shape[:3], dtype=torch.bool, device=drawn.device)
         out = torch.full(drawn.shape, pad, device=drawn.device)
         for t in range(columns):
@@ -163,11 +163,12 @@ class Stack:
             going &= token != end
             if t == columns - 1:
                 break
-            x, turn = self._embed(out[..., t])[..., None, :], self._turn(first + t, 1)
-            at = torch.tensor([t], device=drawn.device)
+            state, turn = self._embed(out[..., t])[..., None, :], self._turn(first + t, 1)
             for w, before, so_far in zip(self._layers, cache, past):
-                x = self._many(x, w, self.shape, self.dtype, turn, own[t : t + 1], before, barrier, so_far, at)[0]
-            state = x
+                read = (state, w, self.shape, self.dtype, turn, written[t], before, barrier, so_far)
+                state, *new = self._many(*read)
+                for columns_of, own in zip(so_far, new):
+                    columns_of[..., t : t + 1, :] = own
         return out
 
 
@@ -195,14 +196,19 @@ def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     return x * turn[0] + torch.cat([-b, a], -1) * turn[1]
 
 
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(-1, keepdim=True, dtype=torch.float32)
+
+
 def layer(
     x: Tensor, w: dict[str, Tensor], shape: Shape, dtype: torch.dtype, turn: tuple[Tensor, Tensor], own: Tensor,
-    before: tuple[Tensor, Tensor] | None = None, barrier: Tensor | None = None,
-    past: tuple[Tensor, ...] | None = None, at: Tensor | None = None,
+    before: tuple[Tensor, Tensor] | None = None, barrier: Tensor | None = None, past: tuple[Tensor, ...] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """x (R, P, G, T, D) after one layer, and its keys and values. ``own``: what is added to the scores among x's columns;
-    ``before``: the prompt's keys and values (R, P, H, S, d), shared by the group, behind ``barrier``. Where tokens come one by
-    one, ``past`` (R, P, H, G, all columns, d) takes the keys and values of column ``at``, (1,), and its columns are seen."""
+    """x (R, P, G, T, D) after one layer, and its keys and values.
+
+    ``own`` is added to the scores among x's columns. ``before``: the prompt's keys and values (R, P, H, S, d), shared by the
+    group, behind ``barrier``. ``past``: where x is one token, keys and values of those before it (R, P, H, G, all columns, d);
+    ``own`` is then added to their scores."""
     y = norm(x, w["input_layernorm.weight"], shape.eps)
 
     def heads(name: str) -> Tensor:
@@ -212,11 +218,10 @@ def layer(
 
     q, k, v = heads("q"), heads("k"), heads("v")
     q, k = (turned(q, turn) * q.shape[-1] ** -0.5).to(dtype), turned(k, turn).to(dtype)
-    if past is not None and at is not None:
-        k, v = past[0].index_copy_(-2, at, k), past[1].index_copy_(-2, at, v)
-        scores = (q * k).sum(-1, dtype=torch.float32)[..., None, :] + own  # one column: a product of matrices is slower
-    else:
+    if past is None:
         scores = q @ k.mT + own
+    else:  # one column: sums of products, since so many small products of matrices are slow
+        scores = torch.cat([(q * past[0]).sum(-1, dtype=torch.float32)[..., None, :] + own, _dot(q, k)], -1)
     if before is None or barrier is None:
         out = scores.softmax(-1).to(dtype) @ v
     else:
@@ -224,11 +229,11 @@ def layer(
         with_prompt = (rows @ before[0].mT).view(*q.shape[:-1], -1) + barrier
         weight = torch.cat([with_prompt, scores], -1).softmax(-1).to(dtype)
         columns = before[0].shape[-2]
-        out = (weight[..., :columns].flatten(3, 4) @ before[1]).view(q.shape)
-        if past is not None:
-            out = out + (weight[..., columns:].mT * v).sum(-2, keepdim=True)
+        out, weight = (weight[..., :columns].flatten(3, 4) @ before[1]).view(q.shape), weight[..., columns:]
+        if past is None:
+            out = out + weight @ v
         else:
-            out = out + weight[..., columns:] @ v
+            out = out + (weight[..., :-1].mT * past[1]).sum(-2, keepdim=True) + weight[..., -1:] * v
     out = out.permute(0, 1, 3, 4, 2, 5).flatten(4)
     x = x + linear(out, w["self_attn.o_proj.weight"], None, dtype)
     y = norm(x, w["post_attention_layernorm.weight"], shape.eps)
