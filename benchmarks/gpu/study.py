@@ -2,12 +2,10 @@
 
     python benchmarks/gpu/study.py run --study frontier --records results/gpu/frontier --jobs 16 --minutes 9
     python benchmarks/gpu/study.py run ... --only '*-s0'            # a piece of it
-    python benchmarks/gpu/study.py merge --study hard --records piece0 piece1 --to results/gpu/hard
 
 ``run`` lays the records it finds into the study's folder, runs what is missing (seed by seed) and can end within its minutes, and
 writes the records again: what was finished and the base, in two small files that another machine goes on from, and
 sessions.json, what each piece cost. Runs that were cut short go on in the same --out, and begin anew elsewhere.
-``merge`` joins what processes wrote that ran side by side: their time is that of the longest.
 ``make results`` makes pages of the records.
 """
 
@@ -23,7 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from records import BASE, RUNS, keep, pack, unpack
@@ -58,12 +55,13 @@ def time_up(number: int, frame: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     os.environ |= {k: v for k, v in ENVIRONMENT.items() if k not in os.environ}
     out, began = Path(args.out or f"runs/{load_study(args.study).name}"), time.monotonic()
-    records = Path(args.records[0])
-    to = Path(args.to or records)
-    known = unpack([records], out) if (records / RUNS).is_file() else []
-    print(f"{len(known)} finished runs taken from {records}", flush=True)
+    to = Path(args.to or args.records)
+    known = unpack([args.records], out) if Path(args.records, RUNS).is_file() else []
+    print(f"{len(known)} finished runs taken from {args.records}", flush=True)
     if status_of(out, "base")["state"] == "done" and not (out / "base" / START).is_file():
-        raise UserError(f"{records} has the base's samples and not its weights ({BASE}): put that file beside them.")
+        raise UserError(
+            f"{args.records} has the base's samples and not its weights ({BASE}): put that file beside them."
+        )
     before_us = signal.signal(signal.SIGTERM, time_up)
     mps = start_mps() if args.mps else False
     before = set(finished_runs(out)) if (out / "study.json").is_file() else set()
@@ -90,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
             "failed": {name: status_of(out, name).get("error", "no message") for name in failed},
             **made_with(),
         }
-        write_session(records, to, session)
+        write_session(Path(args.records), to, session)
         print(f"{done} of {len(read_folder(out).runs())} runs are done; records in {to}", flush=True)
     return 1 if failed else 0
 
@@ -159,41 +157,16 @@ def start_mps() -> bool:
 
 
 def write_session(records: Path, to: Path, session: dict) -> None:
-    (to / SESSIONS).write_text(json.dumps([*sessions_of(records), session], indent=1) + "\n")
-
-
-def sessions_of(records: Path) -> list[dict[str, Any]]:
-    return json.loads((records / SESSIONS).read_text()) if (records / SESSIONS).is_file() else []
-
-
-def merge(args: argparse.Namespace) -> int:
-    """Each folder's last session is one of those side by side; what --to holds already stays."""
-    to, pieces = Path(args.to), [Path(piece) for piece in args.records]
-    with TemporaryDirectory() as folder:
-        unpack([*([to] if (to / RUNS).is_file() else []), *pieces], folder)
-        done = pack(folder, to)
-    last = [sessions_of(piece)[-1] for piece in pieces]
-    both = last[0] | {
-        "wall_s": max(s["wall_s"] for s in last),
-        "jobs": sum(s["jobs"] for s in last),
-        "only": " ".join(s["only"] for s in last),
-        "finished": sorted({name for s in last for name in s["finished"]}),
-        "failed": {name: why for s in last for name, why in s["failed"].items()},
-    }
-    write_session(to, to, both)
-    print(f"{done} runs are done; records in {to}")
-    return 0
+    earlier = json.loads((records / SESSIONS).read_text()) if (records / SESSIONS).is_file() else []
+    (to / SESSIONS).write_text(json.dumps([*earlier, session], indent=1) + "\n")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "merge"])
+    parser.add_argument("what", choices=["run"])
     parser.add_argument("--study", default="frontier", help="a study file or a packaged name")
     parser.add_argument(
-        "--records",
-        required=True,
-        nargs="+",
-        help="folder of the records: read, and written unless --to is given; for merge, several",
+        "--records", required=True, help="folder of the records: read, and written unless --to is given"
     )
     parser.add_argument("--to", help="folder the records are written to")
     parser.add_argument("--out", help="the study's own folder (default: runs/NAME)")
@@ -206,12 +179,8 @@ def main() -> int:
         "--trained", action="store_true", help="keep the weights of what is trained and still to be evaluated"
     )
     args = parser.parse_args()
-    if args.what == "merge" and args.to is None:
-        parser.error("merge writes to --to FOLDER: name it")
-    if args.what == "run" and len(args.records) > 1:
-        parser.error(f"run reads one folder of records, and --records has {len(args.records)}: merge them first")
     try:
-        return merge(args) if args.what == "merge" else run(args)
+        return run(args)
     except UserError as e:
         parser.exit(2, f"{e}\n")
 

@@ -255,32 +255,6 @@ def test_a_base_without_its_weights_is_asked_for_before_anything_runs(tmp_path, 
     assert script["main"]() == 0
 
 
-def test_what_ran_side_by_side_is_joined_and_its_time_counts_once(tmp_path, monkeypatch):
-    own, rng, pieces = study(), np.random.default_rng(0), []
-    for i, rate in enumerate((0.2, 0.3)):
-        out, piece = tmp_path / f"out{i}", tmp_path / f"piece{i}"
-        open_folder(own, out)
-        finish(out, "base", np.random.default_rng(1), 0.1)
-        write_whole(out / "base" / job.START, json.dumps({"model": "m"}))
-        for variant in VARIANTS:
-            finish(out, f"{variant}-s{i}", rng, rate)
-        pack(out, piece)
-        session = {"wall_s": 100.0 + i, "jobs": 12, "only": f"*-s{i}", "finished": ["base", f"x-s{i}"], "failed": {}}
-        (piece / "sessions.json").write_text(json.dumps([session]))
-        pieces.append(piece)
-    script, to = runpy.run_path(str(SCRIPT)), tmp_path / "to"
-    argv = ["study.py", "merge", "--study", "small", "--records", *pieces, "--to", to]
-    monkeypatch.setattr(sys, "argv", [*map(str, argv)])
-    assert script["main"]() == 0
-    assert set(unpack([to], tmp_path / "all")) == {"base", *(f"{v}-s{i}" for v in VARIANTS for i in (0, 1))}
-    (session,) = json.loads((to / "sessions.json").read_text())
-    assert (session["wall_s"], session["jobs"], session["only"]) == (101.0, 24, "*-s0 *-s1")
-    assert session["finished"] == ["base", "x-s0", "x-s1"]
-    assert script["main"]() == 0, "again, beside what is there"
-    assert len(json.loads((to / "sessions.json").read_text())) == 2
-    assert len(finished_runs(tmp_path / "all")) == 1 + 2 * len(VARIANTS)
-
-
 def test_no_run_is_started_that_would_not_end_in_time(monkeypatch):
     script, now = runpy.run_path(str(SCRIPT)), [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])

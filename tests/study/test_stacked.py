@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from benchmarks.gpu.records import pack, unpack
-from sage_rlvr.errors import UserError
+from sage_rlvr.errors import Failed, UserError
 from sage_rlvr.stats.counts import counts_of
 from sage_rlvr.study import stacked
 from sage_rlvr.study.job import at_step
@@ -121,6 +121,39 @@ def test_killed_it_goes_on_with_the_next_stack(tmp_path):
     assert set(finished_runs(out)) == {"base", *RUNS}
     assert os.stat(first).st_mtime_ns == kept, "what was done is not done again"
     assert {path: path.read_bytes() for path in (out / "base").rglob("*.safetensors")} == weights
+
+
+@pytest.mark.slow
+def test_stacks_side_by_side_are_done_by_processes_of_their_own(done, tmp_path, monkeypatch):
+    monkeypatch.setitem(stacked.PROCESSES, "cpu", 2)
+    out = tmp_path / "out"
+    _, left = run_stacked(written(tmp_path), out, jobs=1)
+    assert left == []
+    assert set(finished_runs(out)) == {"base", *RUNS}
+    pids = {json.loads((out / run / "status.json").read_text())["pid"] for run in RUNS}
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+    _, alone = done
+    for run in RUNS:  # the same draws from a base that is the same but for rounding
+        found, theirs = (counts_of(x / run / "eval").tasks["countdown-ltr-3"].rights.mean() for x in (out, alone))
+        assert found == pytest.approx(theirs, abs=0.5)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_ends_the_study_with_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setitem(stacked.PROCESSES, "cpu", 2)
+    out = tmp_path / "out"
+
+    def kill_one(study, out):
+        for run in RUNS:
+            who = stacked.status_of(out, run)
+            if who["state"] == "running" and who["pid"] != os.getpid():
+                os.kill(who["pid"], signal.SIGKILL)
+
+    with pytest.raises(Failed, match="smaller --jobs"):
+        run_stacked(written(tmp_path), out, 1, kill_one)
+    monkeypatch.setitem(stacked.PROCESSES, "cpu", 1)
+    assert run_stacked(written(tmp_path), out, jobs=3)[1] == []
 
 
 def test_a_stack_that_would_not_end_in_time_is_not_begun(tmp_path, monkeypatch):

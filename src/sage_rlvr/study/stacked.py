@@ -1,4 +1,4 @@
-"""A study's runs trained and measured in stacks, in this process: ``sage-rlvr study run FILE --engine stacked``.
+"""A study's runs trained and measured in stacks: ``sage-rlvr study run FILE --engine stacked``.
 
 The folder is that of any study: a run's status, log, weights and counts lie where they always do, so that tables, frontiers and
 records are made from it as from others, and either engine goes on where the other stopped. What is killed loses the stack it
@@ -6,18 +6,21 @@ was at, a minute or two.
 """
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from fnmatch import fnmatch
 from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sage_rlvr import lock
-from sage_rlvr.errors import UserError
+from sage_rlvr.errors import Failed, UserError
 from sage_rlvr.launch.recipes import merged
 from sage_rlvr.models import write_whole
 from sage_rlvr.models.folders import whole_folder
@@ -38,7 +41,8 @@ from sage_rlvr.train.config import SAGEConfig
 
 # settings of a recipe that are not SAGEConfig's
 BESIDE = {"task", "rows", "prompt_format", "decontaminate", "random_reward"}
-DEFAULT = {"cuda": 16, "cpu": 4}  # runs of a stack
+DEFAULT = {"cuda": 12, "cpu": 4}  # runs of a stack
+PROCESSES = {"cuda": 2, "cpu": 1}  # stacks at once: while one process starts kernels, the other's compute
 EVALUATED = {"n": 1, "seeds": 1, "limit": None, "max_tokens": 16}
 FIXED = {"temperature": 1.0, "min_p": 0.0, "top_p": 1.0, "top_k": 0, "prompt_format": FORMAT}  # of an evaluation
 Watch = Callable[[Study, Path], None]
@@ -61,15 +65,86 @@ def run_stacked(
         open_folder(study, out)
         engine = _Engine(study, out, watch)
         left = [run for run in study.runs()[1:] if fnmatch(run, only) and status_of(out, run)["state"] != "done"]
-        stacks = list(_stacks(study, left, jobs or DEFAULT[engine.device]))
-        longest = 0.0
-        for names in stacks:
+        stacks, longest = list(_stacks(study, left, jobs or DEFAULT[engine.device])), 0.0
+
+        def fits() -> bool:
+            return minutes is None or time.monotonic() - began + longest <= 60 * minutes
+
+        if (processes := min(PROCESSES[engine.device], len(stacks))) > 1:
+            with _Workers(source, out, processes) as workers:
+                while stacks or workers.busy:
+                    while stacks and workers.idle and fits():
+                        workers.give(stacks.pop(0))
+                    if not workers.busy:
+                        break
+                    longest = max([longest, *workers.ended(LOOK_S)])
+                    watch(study, out)
+        while processes == 1 and stacks and fits():
             start = time.monotonic()
-            if minutes is not None and start - began + longest > 60 * minutes:
-                break
-            engine.run(names)
+            engine.run(stacks.pop(0))
             longest = max(longest, time.monotonic() - start)
     return study, [run for run in left if status_of(out, run)["state"] != "done"]
+
+
+class _Workers:
+    """Processes that train a stack each, and end with this one."""
+
+    def __init__(self, source: str | Path, out: Path, count: int):
+        spawn = get_context("spawn")  # a fork would take this one's CUDA with it
+        self.idle: list[Connection] = []
+        self.busy: dict[Connection, float] = {}  # since when
+        self._processes = []
+        for _ in range(count):
+            here, there = spawn.Pipe()
+            process = spawn.Process(target=_work, args=(str(source), str(out), there, os.getpid()), daemon=True)
+            process.start()
+            there.close()
+            self.idle.append(here)
+            self._processes.append(process)
+
+    def give(self, names: list[str]) -> None:
+        worker = self.idle.pop()
+        worker.send(names)
+        self.busy[worker] = time.monotonic()
+
+    def ended(self, timeout_s: float) -> list[float]:
+        """Waits so long for one to end; answers what those that ended took, in seconds."""
+        took = []
+        for worker in wait([*self.busy], timeout_s):
+            assert isinstance(worker, Connection)
+            try:
+                worker.recv()
+            except EOFError:
+                raise Failed(
+                    "a process of the stacked engine ended; its message stands above. If memory was short, give a smaller "
+                    "--jobs. The same command goes on."
+                ) from None
+            took.append(time.monotonic() - self.busy.pop(worker))
+            self.idle.append(worker)
+        return took
+
+    def __enter__(self) -> "_Workers":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for process in self._processes:
+            process.terminate()
+            process.join()
+
+
+def _work(source: str, out: str, asked: Connection, parent: int) -> None:
+    def orphan(study: Study, out: Path) -> None:
+        if os.getppid() != parent:  # whoever goes on with the study would do the same runs
+            os._exit(1)
+
+    engine = _Engine(load_study(source), Path(out), orphan)
+    while True:
+        try:
+            names = asked.recv()
+        except EOFError:
+            return
+        engine.run(names)
+        asked.send(names)
 
 
 def _refuse(study: Study) -> None:
