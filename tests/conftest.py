@@ -1,9 +1,15 @@
-"""Order: what takes longest first, so that two workers end together. And a garbage collector that leaves the imports alone."""
+"""Order: what takes longest first, so that two workers end together. And two costs of every small training, paid once: a garbage
+collector that goes through the imports, and the metadata of installed packages."""
 
 import gc
+import importlib.metadata
 import sys
+from functools import cache
 
 import pytest
+
+# Accelerate asks at every step whether PEFT is installed, and parses its metadata anew. What is not there is not kept.
+importlib.metadata.metadata = cache(importlib.metadata.metadata)
 
 # Files of more than about ten seconds, the longest first; then rooms whose files start processes or train.
 LONG = (

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker, util
@@ -125,6 +126,8 @@ def _fork(_interpreter: Any, command: list[Any], fds: list[int]) -> int:
         _own_streams()
         forkserver._forkserver.__init__()  # type: ignore[misc]
         exec(command[-1], {})
+    except Exception:
+        traceback.print_exc()  # else nobody would know: a fresh server takes its place, and imports
     finally:
         os._exit(0)
 
@@ -134,8 +137,9 @@ def _own_streams() -> None:
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
     logging.getLogger().handlers.clear()
+    elsewhere = (logging.FileHandler, logging._StderrHandler)  # the last resort's: it asks for sys.stderr each time
     for handler in filter(None, (ref() for ref in logging._handlerList)):
-        if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
+        if isinstance(handler, logging.StreamHandler) and not isinstance(handler, elsewhere):
             handler.stream = sys.stderr
 
 

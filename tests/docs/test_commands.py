@@ -39,7 +39,14 @@ def run(words, monkeypatch, capsys):
     assert code == 0 or (code == 1 and argv[0] in VERDICTS), f"exit code {code}: {out.out[-500:]}{out.err[-1500:]}"
 
 
-@pytest.mark.parametrize("fence", [f for f in BASH if f.free], ids=str)
+def free():
+    """The unmarked blocks. Whether a recipe fits here takes its model's passes: slow; faster ones are in tests/doctor/."""
+    for fence in filter(lambda fence: fence.free, BASH):
+        plans = any({"doctor", "--config"} <= set(words) for words in fence.commands())
+        yield pytest.param(fence, marks=[pytest.mark.slow] * plans, id=str(fence))
+
+
+@pytest.mark.parametrize("fence", free())
 def test_unmarked_commands_run(fence, desk, monkeypatch, capsys):
     monkeypatch.chdir(desk)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import GPT2Config, MambaConfig, Qwen3NextConfig
 
 from sage_rlvr.doctor import console
+from sage_rlvr.doctor import plan as planning
 from sage_rlvr.doctor.activations import _Live, weigh
 from sage_rlvr.doctor.architectures import KNOWN, architecture
 from sage_rlvr.doctor.memory import CUDA_CONTEXT, RESIDENT, head_bytes
@@ -235,6 +236,16 @@ def test_what_does_not_fit_comes_with_what_helps(tmp_path, monkeypatch):
     assert make_plan([*flags, *fix.split()], gpu="a100-80g").memory.peak == peak
 
 
+def only(monkeypatch, *words):
+    """Of the changes that may help those with one of these words: each costs a pass of a model."""
+    changes = planning._changes
+
+    def some(*args):
+        return [ways for ways in changes(*args) if any(word in ways[0] for word in words)]
+
+    monkeypatch.setattr(planning, "_changes", some)
+
+
 @pytest.mark.parametrize(
     ("rows", "more", "halved"),
     [
@@ -253,6 +264,7 @@ def test_a_batch_is_halved_where_that_leaves_as_many_rows(rows, more, halved, tm
     """Of an update and of a rollout. An odd one would lose a row, and with it the experiment its batch."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    only(monkeypatch, "batch_size", "checkpointing")
     flags = ["--config", "full_3b", "--gradient_checkpointing", "false", "--per_device_train_batch_size", str(rows),
              "--gradient_accumulation_steps", "8", *more.split()]  # fmt: skip
     plan = make_plan(flags, gpu="a100-80g")
@@ -286,6 +298,7 @@ def test_a_mend_that_the_model_has_no_modules_for_is_not_offered(tmp_path, monke
 def test_a_token_budget_is_what_a_pass_holds(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    only(monkeypatch, "tokens_per_microbatch")
     flags = ["--config", "full_3b", "--gradient_checkpointing", "false", "--per_device_train_batch_size", "16"]
     whole = make_plan(flags, gpu="a100-80g")
     length = whole.demand.length
@@ -331,7 +344,8 @@ def test_layers_whose_kernels_are_not_here_are_said(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = {"hidden_size": 32, "vocab_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
              "linear_num_key_heads": 2, "linear_num_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2}  # fmt: skip
-    Qwen3NextConfig(num_hidden_layers=4, **small).save_pretrained("hybrid")
+    kinds = ["linear_attention", "full_attention"]
+    Qwen3NextConfig(num_hidden_layers=2, layer_types=kinds, **small).save_pretrained("hybrid")
     flags = ["--model_name_or_path", "hybrid", "--max_completion_length", "16", "--max_steps", "1"]
     assert "without kernels" in " ".join(make_plan(flags, gpu="h200", prompt_tokens=8).notes)
     assert "without kernels" not in " ".join(make_plan(["--config", "branch"], gpu="h200").notes)

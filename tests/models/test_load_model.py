@@ -1,16 +1,14 @@
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from transformers import Qwen2ForCausalLM
+from transformers import Qwen2ForCausalLM, dynamic_module_utils
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.models import check_vocabulary, load_model, load_tokenizer
+from tests import forked
 from tests.models import tiny
 
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -231,13 +229,19 @@ def test_a_known_architecture_is_loaded_without_the_code_beside_it(with_code, ba
     assert not marker.exists()
 
 
+def load_with_its_code(base, modules):
+    """In a process of its own: the code stays imported. transformers copies it there first."""
+    dynamic_module_utils.HF_MODULES_CACHE = str(modules)
+    load_model(base, trust_remote_code=True)
+    assert any(path.name == "own_code.py" for path in modules.rglob("*.py"))
+
+
 def test_code_is_run_when_asked(with_code, base, tmp_path):
     """The other side of the two tests above: the marker would have shown."""
     marker = with_code("not_in_transformers")
-    run = f"from sage_rlvr.models import load_model; load_model({str(base)!r}, trust_remote_code=True)"
-    env = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     (base / "custom_generate" / "generate.py").unlink()
-    subprocess.run([sys.executable, "-c", run], env=env, check=True, capture_output=True, timeout=1200)
+    done = forked.run(load_with_its_code, base, tmp_path / "modules")
+    assert done.returncode == 0, done.stderr
     assert marker.exists()
 
 

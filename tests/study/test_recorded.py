@@ -10,11 +10,14 @@ import yaml
 from benchmarks.gpu.records import RUNS, unpack
 from sage_rlvr import UserError
 from sage_rlvr.study.plan import RECORD, load_study, open_folder, read_folder
+from tests.slow import but_few
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(("name", "families"), [("frontier", ("coverage", "rarity")), ("confirm", ("best",))])
+@pytest.mark.parametrize(
+    ("name", "families"), but_few([("frontier", ("coverage", "rarity")), ("confirm", ("best",))], fast=[1])
+)
 def test_the_committed_records_are_those_of_todays_study(tmp_path, name, families):
     """coverage and rarity were settings then: every run's settings are those of today's study."""
     records = ROOT / "results" / "gpu" / name

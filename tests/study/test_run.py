@@ -110,7 +110,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_the_next_run_goes_on_from_it(tmp_path):
     step = int(checkpoint.rpartition("-")[2])
     assert 3 <= step < STEPS
     before = logged_steps(out / "grpo-s0")
-    again = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S, check=False)
+    again = forked.run(forking.study, *command[4:], timeout=GUARD_S)
     assert again.returncode == 0, again.stdout + again.stderr
     assert status_of(out, "grpo-s0")["state"] == "done"
     after = logged_steps(out / "grpo-s0")

@@ -22,6 +22,7 @@ from sage_rlvr.tasks import generate_ltr, solutions
 from sage_rlvr.tasks.countdown import DEVELOPMENT
 
 from .. import forked
+from ..slow import but_few
 from . import forking
 from .small import SMALL
 
@@ -42,7 +43,7 @@ def study_file(tmp_path):
 CPU = {"use_cpu": True, "bf16": False}  # so that a machine without a GPU accepts it
 
 
-def test_packaged_studies_are_whole(tmp_path):
+def test_the_packaged_studies():
     assert set(list_studies()) == {
         "demo",
         "mini",
@@ -57,11 +58,17 @@ def test_packaged_studies_are_whole(tmp_path):
         "table4",
         "grid",
     }
+
+
+@pytest.mark.parametrize("every", but_few([False, True], fast=[0]))
+def test_packaged_studies_are_whole(tmp_path, every):
+    """Every variant, or one of each family: those differ by the value that is swept."""
     for name in list_studies():
         study = load_study(name)
         settings = {key: value for key, value in study.evaluate.items() if key not in ("path", "primary")}
         EvalArguments(model="m", out="o", **settings)
-        for variant in study.variants:
+        families = {study.family_of(variant): variant for variant in study.variants}
+        for variant in study.variants if every else families.values():
             run = f"{variant}-s{study.seeds[0]}"
             recipe = tmp_path / f"{name}-{run}.yaml"
             settings = study.settings_of(run) | {"model_name_or_path": "m", "output_dir": "o", "sft": None}

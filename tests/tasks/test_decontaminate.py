@@ -98,6 +98,7 @@ def test_training_sets_against_their_own_tests(shared):
     assert "How many integers are in the solution set of $|x-2|" in pair.evaluation.question
 
 
+@pytest.mark.slow  # the same rule finds one pair in math, above, and one in dapo
 def test_gsm8k_has_no_reworded_copies(shared):
     report = decontaminate(load_task("gsm8k", shared), {"gsm8k": load_task("gsm8k", shared, split="test")})
     assert not [p for p in report.pairs if p.reason == "reworded"]

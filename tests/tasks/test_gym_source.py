@@ -136,6 +136,7 @@ print(json.dumps(sorted(ran)), file=sys.stderr)
 """
 
 
+@pytest.mark.slow  # a fresh interpreter; faster, from their source: the test above
 def test_watched_at_work_no_other_scorer_runs_an_answer():
     """The interpreter reports each text it runs; what only the entry's own text made it run does not count."""
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", WATCH], capture_output=True, text=True, check=True)

@@ -24,7 +24,8 @@ from sage_rlvr.runs.checkpoint import last_complete, load_state
 from tests.paths import python_path
 from tests.slow import but_few
 
-from . import tiny
+from .. import forked
+from . import run_tiny, tiny
 
 ROOT = Path(__file__).parents[2]
 
@@ -216,17 +217,18 @@ def test_a_run_in_two_processes_stops_on_either_signal_with_a_checkpoint_and_goe
     sums = [{"prompt": f"what is {i}+{i % 5}=", "solution": str(i + i % 5)} for i in range(24)]
     (tmp_path / "data" / "dapo_math_17k_en.jsonl").write_text("".join(json.dumps(r) + "\n" for r in sums))
     command = ["train", *(word for name, value in FLAGS.items() for word in (f"--{name}", str(value)))]
-    several = ["-m", "sage_rlvr.cli", *command, "--accelerate_config", "cpu", "--num_processes", "2"]
+    several = [*command, "--accelerate_config", "cpu", "--num_processes", "2"]
     log, done = tmp_path / "run" / "log.jsonl", 0
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        process = started(several, tmp_path)
-        until(lambda before=done: log.is_file() and log.read_text().count("\n") > before + 1, process, "a step")
+        process = forked.Started(run_tiny.command, str(tmp_path), several)  # what starts the two, which import anew
+        process.wait_for(lambda before=done: log.is_file() and log.read_text().count("\n") > before + 1, "a step")
         process.send_signal(number)
-        out, err = process.communicate(timeout=1200)
-        assert process.returncode == 128 + number, err[-3000:]
+        ended = process.end(timeout=1200)
+        out, err = ended.stdout, ended.stderr
+        assert ended.returncode == 128 + number, err[-3000:]
         assert out.count("to go on, run the same command again") == 1, "one process does the talking"
-        assert shlex.join(["sage-rlvr", *shown_flags(several[2:])]) in out
+        assert shlex.join(["sage-rlvr", *shown_flags(several)]) in out
         saved = max((tmp_path / "run").glob("checkpoint-*"), key=lambda p: int(p.name.rpartition("-")[2]))
         assert {p.name for p in saved.glob("sage_state_*.pt")} == {"sage_state_0.pt", "sage_state_1.pt"}
         before, done = done, int(saved.name.rpartition("-")[2])

@@ -4,6 +4,7 @@ import time
 import pytest
 
 from sage_rlvr.verify import extract_answer
+from tests.slow import but_few
 
 SOLUTION = [
     ("work <SOLUTION>42</SOLUTION>", "42"),
@@ -79,19 +80,20 @@ def test_fallback(text, answer):
     assert extract_answer(text, fallback=True) == answer
 
 
-def test_extraction_is_linear_on_hostile_text():
-    # Quadratic work on a megabyte of any of these would take hours; the guard is generous.
+@pytest.mark.parametrize("size", but_few([100_000, 1_000_000], fast=[0]))
+def test_extraction_is_linear_on_hostile_text(size):
+    # Quadratic work on a megabyte of any of these would take hours, on a tenth of it minutes; the guard is generous.
     units = [r"\boxed{", "<SOLUTION>", "{", "}", "\\", r"\boxed{1}", "answer is ", "answer ", "1", "1,", "-", "####", "</",
              "\x00", "\ud800", "1/", ".", " ", "\n"]  # fmt: skip
     start = time.monotonic()
     for unit in units:
-        text = unit * (1_000_000 // len(unit))
+        text = unit * (size // len(unit))
         extract_answer(text, fallback=True)
         extract_answer("<SOLUTION>" + text)
         extract_answer(r"\boxed{" + text)
-    assert extract_answer(r"\boxed{" * 1_400_000 + "<SOLUTION>5") == "5"  # 10 MB
-    assert extract_answer("a" * 10_000_000 + r"\boxed{5}") == "5"
-    assert time.monotonic() - start < 300
+    assert extract_answer(r"\boxed{" * (10 * size // 7) + "<SOLUTION>5") == "5"  # 10 MB of the one
+    assert extract_answer("a" * (10 * size) + r"\boxed{5}") == "5"
+    assert time.monotonic() - start < size / 3333
 
 
 def test_any_text_gives_a_substring_or_nothing():

@@ -46,7 +46,8 @@ def _demo(args: argparse.Namespace) -> None:
     flag(
         "--jobs",
         type=int,
-        help="run: how many runs at a time (default: one per GPU, else one per core, up to 4; stacked: runs per stack, 12 on a GPU, else 4)",
+        help="run: how many runs at a time (default: one per GPU, else one per core, up to 4); "
+        "stacked: runs per stack (default: 12 on a GPU, else 4)",
     ),
     flag(
         "--engine",
