@@ -408,3 +408,35 @@ def shares_of_a_gpu() -> str:
 
 def engine_broken() -> str:
     return f"{-record('gpu/reread_broken.json')['gap a token']['model']['mean']:.0f} nats"
+
+
+# ---- the stacked engine --------------------------------------------------------------------------------------------------------
+
+
+def stacked_search() -> str:
+    sessions = record("gpu/hard/sessions.json")
+    seconds, done = (sum(x) for x in zip(*((s["wall_s"], len(set(s["finished"]) - {"base"})) for s in sessions)))
+    return f"{seconds / done:.1f} s of the card per run"
+
+
+def stacked_speed() -> str:
+    body = [
+        [
+            name.removesuffix(" bf16"),
+            f"{row['ms_per_run_and_step']:.1f}",
+            f"{row['ms_per_run_and_1000_samples']:.1f}",
+            f"{row['gib']:.0f}",
+        ]
+        for name, row in record("gpu/stacked_speed.json")["kinds"].items()
+    ]
+    return markdown(["layers", "ms per run and step", "ms per run and 1,000 samples measured", "GiB"], body)
+
+
+def stacked_again() -> str:
+    found, body = record("cpu/stacked.json"), []
+    for arm, row in found["arms"].items():
+        spread = [f"{m:.3f} ± {sd:.3f}" for m, sd in zip(row["recorded_mean"], row["recorded_sd_over_seeds"])]
+        body.append([f"`{arm}`, records, {row['recorded_seeds']} seeds (mean ± sd)", *spread])
+        body += [[f"`{arm}`, stacked, a fresh seed", *(f"{x:.3f}" for x in own)] for own in row["stacked"]]
+    ks = [f"pass@{k}" for k in next(iter(found["arms"].values()))["k"]]
+    return markdown(["arm", *ks], body)
