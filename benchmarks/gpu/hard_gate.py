@@ -43,6 +43,7 @@ from sage_rlvr.stacked.world import World
 from sage_rlvr.stats.intervals import Interval, crossed
 from sage_rlvr.stats.pass_at_k import pass_at_k
 from sage_rlvr.study.job import START, demonstration_rows
+from sage_rlvr.study.stacked import BESIDE
 from sage_rlvr.tasks import load_task
 from sage_rlvr.tasks.countdown import HARD, HARD_FAR
 from sage_rlvr.train.config import SAGEConfig
@@ -163,8 +164,7 @@ class Part:
         world = self.tests[HARD][0]
         problems = world.problems(load_task(HARD, limit=40 if self.quick else POOLS[pool], split="train"))
         on_the_way = (1, 2) if self.quick else ON_THE_WAY
-        beside = {"task", "rows", "prompt_format", "decontaminate"}
-        own = {key: value for key, value in self.hard["train"].items() if key not in beside}
+        own = {key: value for key, value in self.hard["train"].items() if key not in BESIDE}
         own |= {"output_dir": "", "use_cpu": True, "beta": 0.0, "max_steps": on_the_way[-1]}
         own |= {"per_device_train_batch_size": 8, "num_generations": 4} if self.quick else {}
         runs = [Run(f"{rate:g}", SAGEConfig(**own | {"learning_rate": rate})) for rate in RATES]

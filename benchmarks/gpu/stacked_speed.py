@@ -25,6 +25,7 @@ from sage_rlvr.stacked.measure import measure
 from sage_rlvr.stacked.model import Stack
 from sage_rlvr.stacked.train import Run, train
 from sage_rlvr.stacked.world import World
+from sage_rlvr.study.stacked import BESIDE
 from sage_rlvr.tasks import load_task
 from sage_rlvr.tasks.countdown import HARD
 from sage_rlvr.train.config import SAGEConfig
@@ -50,8 +51,7 @@ def timed(kind: str, folder: str, hard: dict[str, Any], size: tuple[int, int], t
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     world = MadeUp(HARD, tokenizer, device)
     problems = world.problems(load_task(HARD, limit=1000, split="train"))
-    beside = {"task", "rows", "prompt_format", "decontaminate"}
-    own = {key: value for key, value in hard["train"].items() if key not in beside}
+    own = {key: value for key, value in hard["train"].items() if key not in BESIDE}
     own |= {"output_dir": "", "use_cpu": True, "max_steps": WARM + TIMED, "learning_rate": 1e-5}
     own |= {"per_device_train_batch_size": size[0], "num_generations": size[1]}
     all_runs = [Run(str(r), SAGEConfig(**own | {"seed": r})) for r in range(runs)]

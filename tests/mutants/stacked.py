@@ -61,6 +61,8 @@ MUTANTS = [
         STUDY,
         ("the temperature that is asked for is not looked at", "\"temperature\": 1.0, \"min_p\"", "\"min_p\"",
          "test_samples_that_it_would_not_draw_as_asked_are_refused"),
+        ("bf16 is asked for and not done", "torch.bfloat16 if study.train.get(\"bf16\") else torch.float32", "torch.float32",
+         "test_products_are_in_bf16_where_the_study_says_so"),
         ("a done run is done again", "fnmatch(run, only) and status_of(out, run)[\"state\"] != \"done\"]\n        stacks",
          "fnmatch(run, only)]\n        stacks", "test_what_is_done_stays_and_the_other_engine_would_leave_it"),
     ),

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -10,6 +12,7 @@ import yaml
 
 from benchmarks.gpu.records import pack, unpack
 from sage_rlvr.errors import Failed, UserError
+from sage_rlvr.processes import alive
 from sage_rlvr.stats.counts import counts_of
 from sage_rlvr.study import stacked
 from sage_rlvr.study.job import at_step
@@ -154,6 +157,50 @@ def test_a_process_that_dies_ends_the_study_with_a_sentence(tmp_path, monkeypatc
         run_stacked(written(tmp_path), out, 1, kill_one)
     monkeypatch.setitem(stacked.PROCESSES, "cpu", 1)
     assert run_stacked(written(tmp_path), out, jobs=3)[1] == []
+
+
+def test_products_are_in_bf16_where_the_study_says_so(done, tmp_path):
+    """Its policy is the same but for rounding."""
+    out, only = tmp_path / "out", {"branch": {"guide": "branch", "seeds": [0]}}
+    run_stacked(written(tmp_path, train=STUDY["train"] | {"bf16": True}, variants=only), out)
+    found, theirs = (
+        json.loads((x / "branch-s0" / "train" / "log.jsonl").read_text().splitlines()[0])["entropy"]
+        for x in (out, done[1])
+    )
+    assert found != theirs
+    assert found == pytest.approx(theirs, rel=0.1)
+
+
+TWO_PROCESSES = """
+import sys
+from sage_rlvr.study import stacked
+if __name__ == "__main__":
+    stacked.PROCESSES["cpu"] = 2
+    stacked.run_stacked(*sys.argv[1:], jobs=1)
+"""
+
+
+@pytest.mark.slow
+def test_processes_end_with_the_one_that_started_them(tmp_path):
+    """Killed, it cannot tell them; whoever goes on with the study would meet them in the same runs."""
+    file, out = written(tmp_path, train=STUDY["train"] | {"max_steps": 100_000}), tmp_path / "out"
+    script = tmp_path / "two.py"
+    script.write_text(TWO_PROCESSES)
+    process = subprocess.Popen([sys.executable, script, file, out])  # no fork: what it starts is spawned
+
+    def trained_by():
+        states = [stacked.status_of(out, run) for run in RUNS] if (out / "study.json").is_file() else []
+        return {who["pid"] for who in states if who["state"] == "running"} - {process.pid}
+
+    while len(pids := trained_by()) < 2:
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    waited = 0
+    while any(map(alive, pids)):
+        assert (waited := waited + 1) < 600, f"{pids} still train"
+        time.sleep(0.1)
 
 
 def test_a_stack_that_would_not_end_in_time_is_not_begun(tmp_path, monkeypatch):

@@ -7,8 +7,10 @@ was at, a minute or two.
 
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from fnmatch import fnmatch
 from functools import partial
@@ -104,7 +106,8 @@ class _Workers:
 
     def give(self, names: list[str]) -> None:
         worker = self.idle.pop()
-        worker.send(names)
+        with _told():
+            worker.send(names)
         self.busy[worker] = time.monotonic()
 
     def ended(self, timeout_s: float) -> list[float]:
@@ -112,13 +115,8 @@ class _Workers:
         took = []
         for worker in wait([*self.busy], timeout_s):
             assert isinstance(worker, Connection)
-            try:
+            with _told():
                 worker.recv()
-            except EOFError:
-                raise Failed(
-                    "a process of the stacked engine ended; its message stands above. If memory was short, give a smaller "
-                    "--jobs. The same command goes on."
-                ) from None
             took.append(time.monotonic() - self.busy.pop(worker))
             self.idle.append(worker)
         return took
@@ -132,11 +130,24 @@ class _Workers:
             process.join()
 
 
+@contextmanager
+def _told() -> Iterator[None]:
+    """Of a process that died there is only the end of its pipe."""
+    try:
+        yield
+    except (EOFError, OSError):
+        raise Failed(
+            "a process of the stacked engine ended; its message stands above. If memory was short, give a smaller --jobs. "
+            "The same command goes on."
+        ) from None
+
+
 def _work(source: str, out: str, asked: Connection, parent: int) -> None:
     def orphan(study: Study, out: Path) -> None:
         if os.getppid() != parent:  # whoever goes on with the study would do the same runs
             os._exit(1)
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends us
     engine = _Engine(load_study(source), Path(out), orphan)
     while True:
         try:
