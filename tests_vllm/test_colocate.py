@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import vllm
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM
 
+from sage_rlvr.errors import Failed
+from sage_rlvr.models import vllm_logprobs
 from sage_rlvr.train import SAGEConfig, SAGETrainer
 from tests.models import tiny as model_tiny
 from tests.train import tiny
@@ -74,6 +77,32 @@ def test_the_base_is_not_merged_into(base, tmp_path):
             assert torch.equal(weight, before[name]), name
 
 
+def test_ids_and_log_probs_are_those_that_vllm_hands_on_itself(base, tmp_path, monkeypatch):
+    """It does so where more than the drawn tokens' are asked for."""
+    made = trainer(base, tmp_path)
+    generation = made.vllm_generation
+    assert generation.generation_kwargs["detokenize"] is False
+    prompts = [{"prompt_token_ids": ids} for ids in ([5, 6, 7], [9, 8], [12])]
+
+    def drawn(**more):
+        how = vllm.SamplingParams(max_tokens=12, detokenize=False, ignore_eos=True, **more)
+        outputs = generation.llm.generate(prompts, sampling_params=how, use_tqdm=False)
+        return [o for request in outputs for o in sorted(request.outputs, key=lambda o: o.index)]
+
+    for how in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 3, "n": 2}):
+        ours, theirs = drawn(logprobs=0, **how), drawn(logprobs=1, **how)
+        assert len(ours) == 3 * how.get("n", 1)
+        assert [o.token_ids for o in ours] == [o.token_ids for o in theirs]
+        for own, other in zip(ours, theirs):
+            for i, mine, all_of in zip(own.token_ids, own.logprobs, other.logprobs, strict=True):
+                assert list(mine) == [i]
+                assert mine[i].logprob == pytest.approx(all_of[i].logprob, abs=1e-6)
+    assert drawn(temperature=0.0)[0].logprobs is None
+    monkeypatch.setattr(vllm_logprobs, "LOGPROBS", "another name")
+    with pytest.raises(Failed, match="gave 0 log-probs for 12 tokens"):
+        drawn(logprobs=0, temperature=0.0)
+
+
 def test_a_completion_ends_with_the_stop_string(base, tmp_path):
     made = trainer(base, tmp_path, stop_strings=["s"], max_completion_length=40, max_steps=1)
     seen = []
@@ -83,6 +112,9 @@ def test_a_completion_ends_with_the_stop_string(base, tmp_path):
     ended = [c for c in seen if "s" in c]
     assert ended
     assert all(c.index("s") == len(c) - 1 for c in ended)
+    assert logged(made)[0]["sampling/sampling_logp_difference/max"] < 1e-3, (
+        "tokens drawn after the stop string are not counted"
+    )
 
 
 def test_two_runs_that_start_together(base, tmp_path):

@@ -16,7 +16,7 @@ from sage_rlvr.evaluate import vllm_backend
 from sage_rlvr.evaluate.backends import choose, make_backend
 from sage_rlvr.evaluate.sampling import Request, Sampling
 from sage_rlvr.evaluate.transformers_backend import TransformersBackend
-from sage_rlvr.models import load_model, load_tokenizer
+from sage_rlvr.models import load_model, load_tokenizer, vllm_logprobs
 from tests.models import tiny
 
 from .small import PROMPTS, blocks, logprob, requests, run
@@ -129,7 +129,7 @@ def test_log_probs_that_are_not_numbers_come_back_as_such(base, adapter, tmp_pat
 
 def test_log_probs_that_do_not_come_end_the_evaluation(engines, base, monkeypatch):
     """As from a vLLM that hands them on in another way: no sample is stored with the log-prob of nothing."""
-    monkeypatch.setattr(vllm_backend, "LOGPROBS", "another name")
+    monkeypatch.setattr(vllm_logprobs, "LOGPROBS", "another name")
     with pytest.raises(Failed, match=r"gave 0 log-probs for \d+ tokens"):
         run(engines(False, Sampling(max_tokens=4)), requests(base, 1))
     monkeypatch.undo()

@@ -76,6 +76,7 @@ class Engine(VLLMGeneration):
 def test_a_trainer_with_an_adapter_merges_beside_and_keeps_its_own_seed(tmp_path, monkeypatch):
     monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", Engine)
     monkeypatch.setattr("trl.generation.vllm_generation.is_vllm_available", lambda: True)
+    monkeypatch.setattr(SAGETrainer, "_brief_engine", lambda trainer: None)  # tested with the engine, in tests_vllm
     drawn = set()
     for seed in (1, 2):
         args = tiny.config(SAGEConfig, tmp_path, use_vllm=True, vllm_mode="colocate", seed=seed)

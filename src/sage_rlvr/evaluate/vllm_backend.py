@@ -16,18 +16,16 @@ from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sage_rlvr.errors import Failed, UserError
 from sage_rlvr.evaluate.sampling import Generation, Request, Sampling
+from sage_rlvr.models.vllm_logprobs import arrived, name_of
 
 IN_FLIGHT = 2  # requests an engine holds, of those it can run at once: it never starves, and leaves the others theirs
 HANDED = 256  # generations given back at a time
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # max_lora_rank that vLLM has kernels for
 ENDS = {"stop": "stop", "length": "length"}  # finish_reason → ours
-SCHEDULER = "sage_rlvr.evaluate.vllm_scheduler.BriefScheduler"
+SCHEDULER = "sage_rlvr.evaluate.vllm_scheduler.EvaluationScheduler"
 CACHE = "kv_cache_memory_bytes"  # of vllm.LLM: the KV cache's size, in place of what is free
-LOGPROBS = "log-probs"  # the name under which a step's come from it
 # Steps of as many tokens are replayed as CUDA graphs. vLLM's own sizes end at 512 and its batches do not: on a large GPU it runs
 # 1,024 sequences, and launches each of their kernels by hand. Fewer sizes, so that all are captured in less time.
 GRAPHS = (1, 2, 4, 8, 16, 32, 64, 128, *range(192, 1025, 64), 1152, 1280, 1536, 2048)
@@ -136,13 +134,10 @@ class Engine:
     def receive(self) -> Any:
         """A step's outputs, their log-probs added up, before vLLM looks at them."""
         step = self.take()
-        said = step.outputs[0].kv_transfer_params if step.outputs else None
-        if said and LOGPROBS in said:
-            for output, logprob in zip(step.outputs, np.frombuffer(said[LOGPROBS], np.float32).tolist()):
-                number = _number(output.request_id)
-                if output.new_token_ids and number in self.flying:  # else drawn ahead, after its stop string
-                    total, tokens = self.sums[number]
-                    self.sums[number] = total + logprob, tokens + 1
+        for number, logprob in arrived(step):
+            if number in self.flying:  # else drawn ahead, after its stop string
+                total, tokens = self.sums[number]
+                self.sums[number] = total + logprob, tokens + 1
         return step
 
     def run(self, pull: Callable[[bool], Request | None]) -> Iterator[list[Generation]]:
@@ -185,9 +180,9 @@ class Engine:
         core.shutdown()
 
     def _generation(self, ended: Any) -> Generation:
-        number, output = _number(ended.request_id), ended.outputs[0]
+        number, output = name_of(ended.request_id), ended.outputs[0]
         request, (logprob, tokens) = self.flying.pop(number), self.sums.pop(number)
-        if tokens != len(output.token_ids):  # they come by a way that is not vLLM's own (vllm_scheduler.py)
+        if tokens != len(output.token_ids):  # they come by a way that is not vLLM's own (models/vllm_scheduler.py)
             raise Failed(
                 f"vLLM {self.vllm.__version__} gave {tokens} log-probs for {len(output.token_ids)} tokens: it hands them on in "
                 f"another way than the versions that were tested (0.25, 0.29); install one of those, or use --backend "
@@ -199,10 +194,6 @@ class Engine:
                 f"vLLM ended {request.task}/{request.problem} with finish_reason={output.finish_reason!r}."
             )
         return Generation(request, list(output.token_ids), output.text, finish, logprob)
-
-
-def _number(request_id: str) -> str:
-    return request_id.split("-")[0]  # vLLM may append a suffix of its own to make ids unique
 
 
 class VllmBackend:

@@ -4,8 +4,6 @@ With LoRA its sampler gets merged weights that were never in the model: TRL merg
 time rounded, so that a base in bfloat16, which is also the reference, wanders off a little at every step.
 """
 
-import os
-import socket
 from collections.abc import Iterator
 from functools import partial
 from itertools import groupby
@@ -15,12 +13,11 @@ import torch
 from peft.tuners.lora import Linear
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
-from trl.generation import vllm_generation
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.runs.resumable import ResumableTrainer
 from sage_rlvr.train import measure, rollouts
-from sage_rlvr.train.config import SAGEConfig
+from sage_rlvr.train.colocated import BriefEngine
 
 
 class GeneratingTrainer(ResumableTrainer):
@@ -41,6 +38,16 @@ class GeneratingTrainer(ResumableTrainer):
             )
         else:
             self.generation_config.stop_strings = stops
+
+    def _brief_engine(self) -> None:
+        """A colocated engine hands on ids and log-probs alone."""
+        generation = self.vllm_generation
+        if generation.mode == "colocate":
+            BriefEngine(generation.llm)
+            if not (
+                self.stop_strings or (generation.generation_kwargs or {}).get("stop")
+            ):  # these are looked for in the text
+                generation.generation_kwargs = {"detokenize": False, **(generation.generation_kwargs or {})}
 
     def _keep_base(self) -> None:
         """The sampler's weights are merged beside the model, where a merge is W + BA and no more."""
@@ -109,20 +116,3 @@ def merged_beside(generation: Any) -> Iterator[tuple[str, Tensor]]:
             deltas = [layer.get_delta_weight(a) for a in layer.active_adapters if a in layer.lora_A]
             weight = torch.stack([weight.float(), *(d.float() for d in deltas)]).sum(0).to(weight.dtype)
         yield generation._fix_param_name_to_vllm(plain, extra_prefixes=["modules_to_save.default."]), weight
-
-
-def own_port(args: SAGEConfig) -> None:
-    """A colocated engine listens on a port even when it is alone. TRL uses 29500 where that is free, and several runs that start
-    together on one machine would all see it free; here the system gives each its own."""
-    if args.use_vllm and args.vllm_mode == "colocate" and args.world_size == 1 and "MASTER_PORT" not in os.environ:
-        with socket.socket() as s:
-            s.bind(("localhost", 0))
-            os.environ["MASTER_PORT"] = str(s.getsockname()[1])
-
-
-def llm_with_room(args: SAGEConfig) -> Any:
-    """vLLM's engine as TRL starts it, with a KV cache of the size that was asked for; None leaves it to vLLM."""
-    engine = getattr(vllm_generation, "LLM", None)  # not there without vLLM, of which TRL speaks itself
-    if args.vllm_kv_cache_gib is None or engine is None:
-        return None
-    return partial(engine, kv_cache_memory_bytes=int(args.vllm_kv_cache_gib * 2**30))

@@ -37,10 +37,11 @@ from sage_rlvr.runs.describe import Banner, card
 from sage_rlvr.train import hidden, measure, microbatches, packing, rollouts, token_credit
 from sage_rlvr.train.callbacks import LogFile, OnPolicy, PaidToRamble, replace_progress
 from sage_rlvr.train.casts import keep_inputs
+from sage_rlvr.train.colocated import engine_for, own_port
 from sage_rlvr.train.config import SAGEConfig
 from sage_rlvr.train.credit import Credit
 from sage_rlvr.train.dropout import active_dropout, disable_dropout
-from sage_rlvr.train.generation import GeneratingTrainer, llm_with_room, own_port
+from sage_rlvr.train.generation import GeneratingTrainer
 from sage_rlvr.train.recorders import IN_TRL, LossRecorder, RolloutRecorder, diverged
 from sage_rlvr.train.rehearsal import Rehearsal
 from sage_rlvr.train.reset import AnchorReset
@@ -92,7 +93,7 @@ class SAGETrainer(GeneratingTrainer):
         self._told: set[str] = set()
         self._guard = RewardGuard(self, args.reward_timeout_s)
         own_port(args)
-        with in_place(vllm_generation, llm_with_room(args), "LLM"):
+        with in_place(vllm_generation, engine_for(args), "LLM"):
             super().__init__(model, reward_funcs, args, *rest, **more)
         if args.use_vllm:
             set_seed(args.seed, device_specific=True)  # the engine has set all of this process's to its own
@@ -113,6 +114,8 @@ class SAGETrainer(GeneratingTrainer):
             head = {"temperature": self.temperature, "cast_lm_head_to_fp32": args.cast_lm_head_to_fp32}
             add_fused_lm_head(inner, outputs=("log_probs", "entropy"), **head)
         self._set_stop_strings(args.stop_strings or [])
+        if args.use_vllm:
+            self._brief_engine()
         self._anchor_reset = AnchorReset(self)
         self.add_callback(self._guard)
         self.add_callback(LogFile())
