@@ -33,6 +33,7 @@ class Shape:
     kv_heads: int
 
 
+QWEN_0_5B = Shape(151_936, 896, 4864, 24, 14, 2)
 QWEN_1_5B = Shape(151_936, 1536, 8960, 28, 12, 2)
 
 
