@@ -432,6 +432,12 @@ def stacked_speed() -> str:
     return markdown(["layers", "ms per run and step", "ms per run and 1,000 samples measured", "GiB"], body)
 
 
+def vllm_front() -> str:
+    rows = record("cpu/vllm_front.json")["ms per step, quartiles"]
+    body = [[way, f"{median:.1f}", f"{low:.1f} to {high:.1f}"] for way, (low, median, high) in rows.items()]
+    return markdown(["vLLM's engine", "ms per step", "quartiles"], body)
+
+
 def stacked_again() -> str:
     found, body = record("cpu/stacked.json"), []
     for arm, row in found["arms"].items():
