@@ -1,33 +1,31 @@
 """What a study's page says beside pass@k: who keeps and who finds problems against the base, and how each variant got there."""
 
-from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from sage_rlvr.files import read_lines
 from sage_rlvr.show.style import Figure, legend, line, panels, save, whole_steps
 from sage_rlvr.stats.pass_at_k import support_metrics
 from sage_rlvr.stats.table import common_problems
-from sage_rlvr.study.plan import read_folder
-from sage_rlvr.study.read import by_variant, finished, on_task
-from sage_rlvr.study.run import finished_runs
+from sage_rlvr.study.read import Source, by_variant, finished, on_task
 
 RATIOS = ("SRR", "NDR", "SDS", "NSCR")
 Curves = dict[str, dict[str, list[list[float]]]]  # variant → what was logged → [step, mean over the finished seeds]
 
 
-def support_rows(out: str | Path, task: str) -> list[dict[str, Any]]:
+def support_rows(out: Source, task: str) -> list[dict[str, Any]]:
     """A row a variant: P, E, S, O and their ratios at the full budget, means over seeds with their spread; no base, no rows."""
-    study, runs = finished(out)
-    counts = on_task(task, runs)
+    done = finished(out)
+    counts = on_task(task, done.runs)
     if "base" not in counts:
         return []
     keep = common_problems(list(counts.values()))
     solved = {run: c.only(keep).rights > 0 for run, c in counts.items()}
     base = solved.pop("base")
-    groups = by_variant(study, {run: vars(support_metrics(base, own)) for run, own in solved.items()})
+    groups = by_variant(done.study, {run: vars(support_metrics(base, own)) for run, own in solved.items()})
     budget = counts["base"].n * len(counts["base"].seeds)
     return [{"task": task, "variant": v, "budget": budget, "seeds": len(g)} | _means(g) for v, g in groups.items()]
 
@@ -44,20 +42,17 @@ def _means(seeds: list[dict[str, float]]) -> dict[str, Any]:
     return found
 
 
-def training_curves(out: str | Path) -> Curves:
-    """Every number in the logs of the finished runs."""
-    study, curves = read_folder(out), defaultdict[str, dict[str, dict[int, list[float]]]](dict)
-    for run in finished_runs(out):
-        log = Path(out, run, "train", "log.jsonl")
-        if run == "base" or not log.is_file():
-            continue
-        for entry in read_lines(log):
-            for name, value in entry.items():
-                if isinstance(value, int | float) and name not in ("step", "epoch"):
-                    at = curves[study.variant_of(run)[0]].setdefault(name, {})
-                    at.setdefault(entry["step"], []).append(value)
+def training_curves(out: Source, names: Sequence[str]) -> Curves:
+    """What the logs of the finished runs say of ``names``."""
+    done, curves = finished(out), dict[str, dict[str, dict[int, list[float]]]]()
+    for run in done.runs:
+        for entry in done.log(run) if run != "base" else ():
+            own = curves.setdefault(done.study.variant_of(run)[0], {})
+            for name in names:
+                if isinstance(value := entry.get(name), int | float):
+                    own.setdefault(name, {}).setdefault(entry["step"], []).append(value)
     return {
-        variant: {name: [[step, float(np.mean(v))] for step, v in sorted(at.items())] for name, at in named.items()}
+        variant: {name: [[step, fmean(v)] for step, v in sorted(at.items())] for name, at in named.items()}
         for variant, named in curves.items()
     }
 

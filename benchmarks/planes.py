@@ -1,6 +1,5 @@
 """The planes of pass@1 and pass@k on a study's page: gains, strata, verdicts, the figure. benchmarks/results.py calls it."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,31 +9,31 @@ from guess import guess_line
 from steady import steady
 
 from sage_rlvr.show.figures_study import draw_frontier
-from sage_rlvr.stats.frontier import Frontier, Planes, Point, frontiers
+from sage_rlvr.stats.frontier import Families, Frontier, Planes, frontiers, on_problems
 from sage_rlvr.stats.intervals import FEWEST, Interval
 from sage_rlvr.stats.matched import matched
 from sage_rlvr.stats.table import markdown, shown
 from sage_rlvr.study.plan import Study
-from sage_rlvr.study.read import read_planes
+from sage_rlvr.study.read import Finished, read_planes
 
 REFERENCES = ("reference", "grpo_k3", "grpo_k3plus", "grpo_k1")  # the first is what studies/confirm.yaml holds all to
 KS = (16, 64)  # beside n
 ROOM, EASIEST = 25 / 256, 0.15  # share of the base's samples that are right; share of the problems
 RAN = {"frontier": "verified_own_k1"}  # the guide that a search's confirmation ran
 
-Families = dict[str, list[Point]]
 
-
-def frontier_part(page: Any, out: Path, task: str, whole: Study | None) -> None:
+def frontier_part(page: Any, done: Finished, task: str, whole: Study | None) -> None:
     """Gains over each reference that was swept; nothing where none was. ``whole``: the study, once all of it is done."""
-    planes = read_planes(out, task)
+    planes = read_planes(done, task)
     families = planes.families()
     references = [r for r in REFERENCES if len(families.get(r, [])) > 1]
     if not references:
         return
     n, base = planes.k, steady(planes.start)
     asked = judged(families, references)
-    found = {r: {f.family: f for f in steady(frontiers(families, r, max(1, len(asked))))} for r in references}
+    found = {
+        r: {f.family: f for f in steady(frontiers(families, r, max(1, len(asked)), heights=False))} for r in references
+    }
     points = {r: {p.variant: p for p in steady(matched(families, r))} for r in references}
     swept = [family for family, own in families.items() if len(own) > 1]
     sizes = ", ".join(str(own.size) for own in planes.strata)
@@ -53,23 +52,19 @@ def frontier_part(page: Any, out: Path, task: str, whole: Study | None) -> None:
             ],
         ),
     )
-    smaller_k(page, planes, references, swept)
+    at_k = {k: planes.families(k) for k in (*KS, planes.n) if k <= planes.n}
+    smaller_k(page, {k: at_k[k] for k in at_k if k < planes.n}, references, swept)
     if planes.strata:
         controls_part(page, planes, references[0])
     one_setting(page, families, points, references, n)
-    chosen = reference_of(found)
+    chosen, guess = reference_of(found), guess_line(task, planes.problems, n, planes.strata)
     if whole is not None and task == whole.evaluate["tasks"][0]:
         page.facts |= {"n": n, "found": found[chosen], "judged": asked, "base": base, "points": points[chosen]}
-        page.facts |= {
-            "guess": guess_line(task, planes.problems, n, planes.strata),
-            "runs": runs_of(planes),
-            "control": CONTROL in families,
-        }
-        page.facts |= {"room": strata_part(page, planes, references, asked, chosen), "room_of": _room(planes)}
+        page.facts |= {"guess": guess, "runs": runs_of(planes), "control": CONTROL in families}
+        page.facts |= {"room": strata_part(page, planes, at_k, references, asked, chosen), "room_of": _room(planes)}
         page.facts["told"] = rules_part(page, whole, families, found, n)
     drawn = [*points[chosen].values()], [*found[chosen].values()]
-    guess = steady(guess_line(task, planes.problems, n, planes.strata))
-    page.show(draw_frontier(f"{page.stem}-{task}-{chosen}.svg", *drawn, chosen, n, base, guess))
+    page.show(draw_frontier(f"{page.stem}-{task}-{chosen}.svg", *drawn, chosen, n, base, steady(guess)))
 
 
 def runs_of(planes: Planes) -> dict[str, int]:
@@ -83,25 +78,21 @@ def reference_of(found: dict[str, dict[str, Frontier]]) -> str:
     return first if first == REFERENCES[0] else max(gains, key=lambda r: gains[r], default=first)
 
 
-def smaller_k(page: Any, planes: Planes, references: list[str], swept: list[str]) -> None:
-    ks = [k for k in KS if k < planes.n]
-    if not ks:
+def smaller_k(page: Any, at_k: dict[int, Families], references: list[str], swept: list[str]) -> None:
+    if not at_k:
         return
-    at = {(r, k): _gains(planes.families(k), r) for r in references for k in ks}
+    at = {(r, k): _gains(at_k[k], r) for r in references for k in at_k}
     page.add(
         "The same at smaller k: gain in pass@k at the same pass@1.",
         markdown(
-            ["family", *(f"pass@{k} over {r}" for r in references for k in ks)],
-            [
-                [f, *("itself" if f == r else shown(at[r, k][f], sign="+") for r in references for k in ks)]
-                for f in swept
-            ],
+            ["family", *(f"pass@{k} over {r}" for r, k in at)],
+            [[f, *("itself" if f == r else shown(at[r, k][f], sign="+") for r, k in at)] for f in swept],
         ),
     )
 
 
 def _gains(families: Families, reference: str) -> dict[str, Interval | None]:
-    return {f.family: f.gain for f in steady(frontiers(families, reference))}
+    return {f.family: f.gain for f in steady(frontiers(families, reference, heights=False))}
 
 
 def controls_part(page: Any, planes: Planes, family: str) -> None:
@@ -155,7 +146,7 @@ def _room(planes: Planes) -> str:
 
 
 def strata_part(
-    page: Any, planes: Planes, references: list[str], asked: list[str], chosen: str
+    page: Any, planes: Planes, at_k: dict[int, Families], references: list[str], asked: list[str], chosen: str
 ) -> dict[str, Interval | None]:
     """Gains where the base had room and where it had none: by the base's counts alone, never by an arm's. Answers those with
     room, at n, over the reference that was ``chosen``."""
@@ -173,12 +164,10 @@ def strata_part(
     body, ks = [], (*KS, planes.n)
     for name, own in strata.items():
         if own.size > 1:
-            at = {(r, k): _gains(planes.families(k, own), r) for r in references for k in ks}
+            here = {k: on_problems(at_k[k], own) for k in ks}
+            at = {(r, k): _gains(here[k], r) for r in references for k in ks}
             with_room = at[chosen, planes.n] if name == _room(planes) else with_room
-            body += [
-                [f"{name} ({own.size})", f, *(shown(at[r, k][f], sign="+") for r in references for k in ks)]
-                for f in asked
-            ]
+            body += [[f"{name} ({own.size})", f, *(shown(x[f], sign="+") for x in at.values())] for f in asked]
     page.add(
         "### By what the base could do",
         "**Post hoc:** made after the study's own numbers were known, corrected for nothing. A reason to confirm, not a result. "

@@ -1,25 +1,21 @@
 """The figure of the README: pass@1 against pass@256 over β, from the records of the confirmation alone (``make results``)."""
 
 import io
-import json
-import lzma
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import numpy as np
-from gpu.records import RUNS
 from matplotlib import rc_context
 from steady import steady_names
 
 from sage_rlvr.show.style import panels
-from sage_rlvr.stats.counts import from_compact
 from sage_rlvr.stats.pass_at_k import pass_at_k
+from sage_rlvr.study.read import Finished, on_task
 from sage_rlvr.tasks import load_task
 from sage_rlvr.tasks.countdown import guess
 
-RECORDS, TASK, K = Path("results/gpu/confirm"), "countdown-ltr-fresh", 256
+STUDY, TASK, K = "confirm", "countdown-ltr-fresh", 256
 FAMILIES = {  # of studies/confirm.yaml → what the reader calls it
     "grpo_k3": "GRPO, KL by k3",
     "reference": "GRPO, KL by k3+ (TRL's)",
@@ -44,21 +40,17 @@ class Point:
     spread_k: float
 
 
-@cache
-def read(root: Path) -> tuple[dict[str, list[Point]], tuple[float, float]]:
+def read(done: Finished) -> tuple[dict[str, list[Point]], tuple[float, float]]:
     """Family → its points by β; and where the base stands."""
     found = defaultdict[tuple[str, float], list[tuple[float, float]]](list)
     base = (np.nan, np.nan)
-    with lzma.open(root / RECORDS / RUNS, "rt", encoding="utf-8") as f:
-        next(f)  # the study
-        for record in map(json.loads, f):
-            counts = from_compact(record["counts"]).tasks[TASK]
-            one, many = (float(pass_at_k(counts.totals, counts.rights, k).mean()) for k in (1, K))
-            family, _, rest = record["name"].partition("+beta")
-            if rest:
-                found[family, float(rest.rpartition("-s")[0])].append((one, many))
-            else:
-                base = one, many
+    for name, counts in on_task(TASK, done.runs).items():
+        one, many = (float(pass_at_k(counts.totals, counts.rights, k).mean()) for k in (1, K))
+        family, _, rest = name.partition("+beta")
+        if rest:
+            found[family, float(rest.rpartition("-s")[0])].append((one, many))
+        else:
+            base = one, many
     points = defaultdict[str, list[Point]](list)
     for (family, beta), runs in sorted(found.items()):
         mean, spread = np.mean(runs, 0), 2 * np.std(runs, 0, ddof=1) / np.sqrt(len(runs))
@@ -101,8 +93,8 @@ def draw(points: dict[str, list[Point]], base: tuple[float, float], guessed: flo
     return steady_names(out.getvalue())
 
 
-def files(root: Path) -> dict[Path, bytes]:
-    """Path from ``root`` → content, of both themes."""
-    points, base = read(root)
+def files(done: Finished) -> dict[Path, bytes]:
+    """Path from the repository's root → content, of both themes."""
+    points, base = read(done)
     guessed = float(guess(load_task(TASK, limit=1000, split="test"), K).mean())
     return {Path(f"docs/img/frontier-{theme}.svg"): draw(points, base, guessed, theme) for theme in THEMES}

@@ -22,9 +22,10 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.files import read_json
 from sage_rlvr.models import write_whole
 from sage_rlvr.models.folders import whole_folder
-from sage_rlvr.stats.counts import COUNTS, compact
+from sage_rlvr.stats.counts import COUNTS, compact, from_compact
 from sage_rlvr.study.job import START, STATUS, at_step, start_model
 from sage_rlvr.study.plan import RECORD, Study, open_folder, read_folder, recorded, refuse_other
+from sage_rlvr.study.read import Finished
 from sage_rlvr.study.run import finished_runs, status_of
 
 RUNS, BASE, TRAINED, ONE = "runs.jsonl.xz", "base.tar.gz", "trained", "record.json"
@@ -136,6 +137,16 @@ def _pack_model(model: Path, to: Path, checkpoints: Sequence[str] = ()) -> None:
 
 
 # ---- and back ------------------------------------------------------------------------------------------------------
+
+
+def read_records(source: Path) -> Finished:
+    """What ``study.read.finished`` says of the folder that they are unpacked into, without it."""
+    lines = _lines(source / RUNS)
+    study, tasks, logs = recorded(next(lines)["study"]), {}, {}
+    for record in lines:
+        tasks[record["name"]] = from_compact(record["counts"], source).tasks
+        logs[record["name"]] = record.get("log", [])
+    return Finished(source, study, {run: tasks[run] for run in study.runs() if run in tasks}, logs.__getitem__)
 
 
 def unpack(sources: Sequence[str | Path], out: str | Path) -> list[str]:

@@ -63,6 +63,8 @@ def test_a_linear_function_is_its_own_linearisation():
     for field in ("mean", "problems", "problem_df", "seeds", "seed_df", "seed_square"):
         assert getattr(by_slopes, field) == pytest.approx(getattr(by_hand, field), rel=1e-6)
     assert by_hand.error < 0.3 < crossed([a[0]]).error
+    beside = linearised(lambda at: 2 * at[..., 0, 0] - 2 * at[..., 1, 1], [a, b, rng.random((2, 1, 40))])
+    assert beside == by_slopes, "an arm that moves nothing adds nothing"
 
 
 # ---- simulated studies: n = 64 samples, problems from hopeless to easy, seeds that move a whole model ----------------

@@ -1,5 +1,7 @@
 """Frontiers against shapes whose area is known, and intervals against studies drawn again and again."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -56,6 +58,7 @@ def test_the_area_of_a_trapezium():
     assert sage.gain == pytest.approx((0.75 - 0.6,) * 3)  # no spread: nothing differs between problems or seeds
     assert grpo.gain is None
     assert sage.on_it == ["s1", "s2"]
+    assert frontiers(families, "grpo", heights=False)[1] == replace(sage, height=None)
 
 
 def test_no_shared_range_is_said_not_guessed():

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from benchmarks.beside import support_rows, training_curves
-from benchmarks.gpu.records import BASE, RUNS, keep, pack, unpack
+from benchmarks.gpu.records import BASE, RUNS, keep, pack, read_records, unpack
 from sage_rlvr import UserError
 from sage_rlvr.evaluate.results import results
 from sage_rlvr.models import write_whole
@@ -25,7 +25,7 @@ from sage_rlvr.stats.table import as_json
 from sage_rlvr.study import job
 from sage_rlvr.study.job import STATUS, start_model
 from sage_rlvr.study.plan import Study, load_study, open_folder, read_folder
-from sage_rlvr.study.read import read_planes, study_rows
+from sage_rlvr.study.read import finished, read_planes, study_rows
 from sage_rlvr.study.run import finished_runs, status_of
 from tests.evaluate.runs import make_run
 
@@ -117,6 +117,17 @@ def test_another_folder_gives_the_same_tables(folder, tmp_path):
             assert np.array_equal(p.y, q.y)
     there = status_of(tmp_path / "there", "base")
     assert (there["started"], there["updated"], there["reward"]) == (10.0, 70.0, 0.25)
+
+
+def test_records_are_read_as_the_folder_that_they_are_unpacked_into(folder, tmp_path):
+    pack(folder, tmp_path / "records")
+    unpack([tmp_path / "records"], tmp_path / "there")
+    here, there = read_records(tmp_path / "records"), finished(tmp_path / "there")
+    assert here.study == there.study
+    assert list(here.runs) == list(there.runs)
+    assert [here.log(run) for run in here.runs] == [there.log(run) for run in there.runs] != [[]] * 8
+    assert as_json(study_rows(here)) == as_json(study_rows(there))
+    assert finished(here) is here
 
 
 def test_the_base_travels_without_what_only_training_needs(folder, tmp_path):
@@ -226,7 +237,7 @@ def test_support_and_curves(folder):
     assert [row["P"], row["S"], row["E"]] == [np.mean(kept), np.mean(lost), np.mean(found)]
     assert row["SRR"] == pytest.approx(np.mean([k / (k + s) for k, s in zip(kept, lost)]))
     (folder / "grpo+beta0.1-s1" / "train" / "log.jsonl").write_text('{"step": 1, "reward": 0.75, "x": null}\n')
-    curves = training_curves(folder)
+    curves = training_curves(folder, ("reward", "loss", "x"))
     assert curves["grpo+beta0.1"]["reward"] == [[1, 0.5]]
     assert curves["sage+beta0.1"]["loss"] == [[1, 0.5]]
 

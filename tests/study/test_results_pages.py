@@ -4,7 +4,6 @@ import json
 import re
 import runpy
 import sys
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from sage_rlvr.stats.counts import LENGTH, counts_of
 from sage_rlvr.stats.distance import excesses
 from sage_rlvr.stats.frontier import Frontier, Point, frontiers
 from sage_rlvr.stats.intervals import Interval
-from sage_rlvr.study import read
 from sage_rlvr.study.console import show_frontier
 from sage_rlvr.study.job import STATUS
 from sage_rlvr.study.plan import Study, open_folder
@@ -285,7 +283,6 @@ def test_without_records_it_says_so(tmp_path, script):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not [*ROOT.glob(f"results/gpu/*/{RUNS}")], reason="this repository holds no records of a study yet")
-def test_the_committed_pages_are_what_the_committed_records_give(script, monkeypatch):
-    monkeypatch.setattr(read, "finished", cache(read.finished))  # a study's records are unpacked once, and read once
+def test_the_committed_pages_are_what_the_committed_records_give(script):
     code, said = script("--check")
     assert code == 0, said

@@ -41,9 +41,10 @@ def draw_frontier(
                 _single(ax, single)
             if base is not None:
                 ax.plot(*base, "*", color="black", ms=9, ls="none", label="base")
-            if guess is not None:
-                ax.axhline(guess, color=GUESS, ls=":", lw=1, label="guessing")
             ax.set_title(family or "one setting each")
+        if guess is not None:
+            for ax in axes.flat[: len(titles)]:  # after all points: it asks for the limits, which the panels share
+                ax.axhline(guess, color=GUESS, ls=":", lw=1, label="guessing")
         for ax in axes[-1]:
             ax.set_xlabel("pass@1")
         for ax in axes[:, 0]:
@@ -60,7 +61,7 @@ def _family(
     ax.plot(*zip(*((p.pass_1.mean, p.pass_n.mean) for p in in_order(points))), color=colour, lw=1.4)
     for p in points:
         ax.annotate(_setting(p.variant), (p.pass_1.mean, p.pass_n.mean), beside, textcoords="offset points",
-                    ha="left" if beside[0] > 0 else "right", fontsize=6, color=colour)  # fmt: skip
+                    annotation_clip=False, ha="left" if beside[0] > 0 else "right", fontsize=6, color=colour)  # fmt: skip
 
 
 def _single(ax: Any, points: Sequence[Matched]) -> None:

@@ -47,6 +47,7 @@ def panels(
         "text.parse_math": False,
         "font.size": 9,
         "axes.formatter.useoffset": False,
+        "axes.titley": 1.0,  # where it is in any case: no figure has ticks above, and to look for them takes long
     }
     with matplotlib.rc_context(rules):
         size = (min(width * columns, WIDEST), height * rows + 0.5)
@@ -103,10 +104,18 @@ def save(figure: Any, path: str | Path, description: str) -> Figure:
     path = Path(path)
     stem = path.with_suffix("") if path.suffix in SUFFIXES else path
     files = [path] if path.suffix in SUFFIXES else [stem.with_name(stem.name + suffix) for suffix in SUFFIXES]
+    for axis in (axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis) if not axis.get_label_text()):
+        axis.set_label_coords(0, 0)  # else a place is looked for, several times
+    if files[0].suffix == ".svg":  # laid out here, since savefig draws all of it once more to do so
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+        FigureCanvasSVG(figure)
+        figure.get_layout_engine().execute(figure)
+        figure.set_layout_engine(None)
     for file in files:
         figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
         if file.suffix == ".svg":
             file.write_bytes(file.read_bytes().replace(b" <defs>", b" " + DARK + b"\n <defs>", 1))
-        figure.set_layout_engine("none")  # laid out once: both show the same, and it takes as long as the drawing
+        figure.set_layout_engine(None)  # laid out once: both show the same, and it takes as long as the drawing
     stem.with_name(stem.name + ".txt").write_text(description + "\n", encoding="utf-8")
     return Figure(files, description)

@@ -7,7 +7,7 @@ that leaves out no problem which a smaller one has.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -40,9 +40,9 @@ class Gap:
     want: int
 
 
-@dataclass
+@dataclass(frozen=True)
 class TaskCounts:
-    """One task's samples. Arrays are (problems, seeds, n); ``keep`` says which cells are whole."""
+    """One task's samples. Arrays are (problems, seeds, n), and stay as they are: what is counted of them is counted once."""
 
     task: str
     problems: list[str]
@@ -56,17 +56,17 @@ class TaskCounts:
     unverifiable: list[str] = field(default_factory=list)  # dropped: not in ``problems``
     truncated: float | None = None  # share of the samples, where ``finish`` was not kept
 
-    @property
+    @cached_property
     def whole(self) -> np.ndarray:
         """(problems, seeds): every sample that was asked for is there."""
         return (self.state != MISSING).all(2)
 
-    @property
+    @cached_property
     def totals(self) -> np.ndarray:
         """(problems,): samples in whole cells."""
         return self.whole.sum(1) * self.n
 
-    @property
+    @cached_property
     def rights(self) -> np.ndarray:
         """(problems,): right samples in whole cells."""
         return ((self.state == RIGHT) & self.whole[..., None]).sum((1, 2))
@@ -79,6 +79,8 @@ class TaskCounts:
 
     def only(self, problems: Sequence[str]) -> "TaskCounts":
         """The same for some of the problems, in the order given."""
+        if list(problems) == self.problems:
+            return self
         at = {p: i for i, p in enumerate(self.problems)}
         rows = [at[p] for p in problems]
         arrays = {name: getattr(self, name) for name in ("state", "finish", "answer", "solution", "tokens")}
@@ -290,18 +292,18 @@ def from_compact(record: dict[str, Any], folder: str | Path = "") -> Counts:
 
 def _arrays(name: str, task: dict[str, Any]) -> TaskCounts:
     shape = (len(task["problems"]), len(task["seeds"]), task["n"])
-    hashes: list[int] = []
-    repeats: list[int] = []
-    cells: list[tuple[int, int, int]] = []  # right, wrong, tokens
-    for wrong, times, total in chain.from_iterable(task["problems"].values()):
-        hashes += [hash_of(text) if text else 0 for text in times]
-        repeats += times.values()
-        cells.append((sum(times.values()), wrong, total))
-    right, wrong, tokens = np.array(cells, np.int64).reshape(*shape[:2], 3).transpose(2, 0, 1)
-    place, solution = np.arange(task["n"]), np.zeros(shape, np.uint64)
-    state = np.where(place < (right + wrong)[..., None], np.int8(WRONG), np.int8(MISSING))
+    cells = [*chain.from_iterable(task["problems"].values())]
+    found = [times for _, times, _ in cells if times]  # where any was right
+    hashes = [hash_of(text) if text else 0 for times in found for text in times]
+    repeats = [count for times in found for count in times.values()]
+    right = np.array([sum(times.values()) if times else 0 for _, times, _ in cells], np.int64).reshape(shape[:2])
+    drawn = right + np.array([wrong for wrong, _, _ in cells], np.int64).reshape(shape[:2])
+    tokens = np.array([total for _, _, total in cells], np.int64).reshape(shape[:2])
+    place, solution, state = np.arange(task["n"]), np.zeros(shape, np.uint64), np.full(shape, WRONG, np.int8)
     first = place < right[..., None]
-    state[first], solution[first] = RIGHT, np.repeat(np.array(hashes, np.uint64), repeats)
+    solution[first] = np.repeat(np.array(hashes, np.uint64), np.array(repeats, np.int64))
+    state[first] = RIGHT
+    state[place >= drawn[..., None]] = MISSING
     return TaskCounts(
         name,
         list(task["problems"]),
@@ -311,9 +313,9 @@ def _arrays(name: str, task: dict[str, Any]) -> TaskCounts:
         finish=None,
         answer=None,
         solution=solution,
-        tokens=tokens.copy(),
+        tokens=tokens,
         unverifiable=task["unverifiable"],
-        truncated=task["truncated"] / max(1, int((right + wrong).sum())),
+        truncated=task["truncated"] / max(1, int(drawn.sum())),
     )
 
 

@@ -55,19 +55,25 @@ def excesses(runs: Sequence[Run], references: Sequence[str]) -> list[Excess]:
         if member.any():
             # the excess is the sum of the runs' heights with these weights
             weights = member / member.sum() - design[member].mean(0) @ fit
-            above = {k: crossed(_tables(runs, weights, e)).interval() for k, e in off.items()}
+            arms = _arms(runs, weights)
+            above = {k: crossed([_table(own, weights, e) for own in arms]).interval() for k, e in off.items()}
             span = float(root[member].min() ** 2), float(root[member].max() ** 2)
             found.append(Excess(family, tuple(references), int(member.sum()), span, above))
     return found
 
 
-def _tables(runs: Sequence[Run], weights: np.ndarray, off: np.ndarray) -> list[np.ndarray]:
-    """A table (seeds, problems) for each arm that counts; the sum of their means is that of the weighted runs."""
+def _arms(runs: Sequence[Run], weights: np.ndarray) -> list[list[int]]:
+    """The runs of each arm that counts."""
     arms: dict[str, list[int]] = {}
     for i, run in enumerate(runs):
         if weights[i] != 0:
             arms.setdefault(run.variant, []).append(i)
-    return [len(own) * weights[own, None] * off[own] for own in arms.values()]
+    return [*arms.values()]
+
+
+def _table(own: list[int], weights: np.ndarray, off: np.ndarray) -> np.ndarray:
+    """An arm's (seeds, problems); the sum of the arms' means is that of the weighted runs."""
+    return len(own) * weights[own, None] * off[own]
 
 
 def curve_at(runs: Sequence[Run], k: int, kl: np.ndarray) -> np.ndarray:

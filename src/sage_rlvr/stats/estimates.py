@@ -20,6 +20,11 @@ def pass_table(task: TaskCounts, ks: Sequence[int]) -> np.ndarray:
     return pass_at_k(task.totals[:, None], task.rights[:, None], np.asarray(ks, dtype=int)[None])
 
 
+def pass_grid(runs: Sequence[TaskCounts], k: int) -> np.ndarray:
+    """(runs, problems): unbiased pass@k of several runs of the same problems."""
+    return pass_at_k(np.stack([r.totals for r in runs]), np.stack([r.rights for r in runs]), k)
+
+
 def seed_curves(task: TaskCounts, ks: Sequence[int]) -> np.ndarray | None:
     """(seeds, K): each seed's own unbiased pass@k, averaged over the problems that are whole in every seed."""
     whole = task.whole.all(1)

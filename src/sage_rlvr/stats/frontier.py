@@ -17,14 +17,15 @@ within each stratum, and heights and gains are averaged over the strata. Those s
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 import numpy as np
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.stats.counts import TaskCounts
-from sage_rlvr.stats.intervals import Interval, linearised
-from sage_rlvr.stats.pass_at_k import pass_at_k
+from sage_rlvr.stats.estimates import pass_grid
+from sage_rlvr.stats.intervals import Interval, crossed, linearised
 
 
 @dataclass(frozen=True)
@@ -36,17 +37,27 @@ class Point:
     y: np.ndarray  # (seeds, problems) pass@n
     strata: tuple[np.ndarray, ...] = ()  # indices of problems; empty: all of them are one stratum
 
-    @property
+    @cached_property
     def tables(self) -> list[np.ndarray]:
         """(2, seeds, problems) per stratum."""
         both = np.stack([self.x, self.y])
         return [both[:, :, own] for own in self.strata] or [both]
 
-    @property
+    @cached_property
     def mean(self) -> tuple[float, float]:
         """pass@1 and pass@n, averaged over the strata."""
         x, y = np.mean([table.mean((1, 2)) for table in self.tables], axis=0)
         return float(x), float(y)
+
+    @cached_property
+    def levels(self) -> tuple[Interval, Interval]:
+        """``mean`` with its intervals."""
+        tables, size = self.tables, len(self.tables)
+        one, many = (crossed(*([table[i] / size] for table in tables)).interval(within=(0, 1)) for i in (0, 1))
+        return one, many
+
+
+Families = dict[str, list[Point]]
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,7 @@ class Frontier:
     points: dict[str, tuple[float, float]]  # variant → (pass@1, pass@n)
     on_it: list[str]  # those no other beats on both axes
     over: tuple[float, float] | None  # the range of pass@1 that both have, in every stratum; averaged over the strata
-    height: Interval | None
+    height: Interval | None  # None, too, where none was asked for
     gain: Interval | None  # height − the reference's over the same range, paired over problems
     seeds: int  # of the arm, of either family, that has the fewest
     corrected: Interval | None = None  # the gain's, wide enough for ``comparisons`` families at once (Bonferroni)
@@ -122,11 +133,12 @@ def best(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.logical_not(beaten.any(-1))
 
 
-def frontiers(families: dict[str, list[Point]], reference: str, comparisons: int = 1) -> list[Frontier]:
-    """Every family against ``reference``. ``comparisons``: how many of them are judged."""
+def frontiers(families: Families, reference: str, comparisons: int = 1, heights: bool = True) -> list[Frontier]:
+    """Every family against ``reference``. ``comparisons``: how many of them are judged. Without ``heights``, half of the work."""
     if reference not in families:
         raise UserError(f"--reference {reference} is no family of this study; it has {', '.join(families)}.")
-    return [_frontier(name, families[name], families[reference], name == reference, comparisons) for name in families]
+    line = families[reference]
+    return [_frontier(f, points, line, f == reference, comparisons, heights) for f, points in families.items()]
 
 
 def by_stratum(points: Sequence[Point]) -> list[list[np.ndarray]]:
@@ -140,7 +152,9 @@ def _shared(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.maximum(low_a, low_b), np.minimum(high_a, high_b)
 
 
-def _frontier(name: str, points: list[Point], reference: list[Point], itself: bool, comparisons: int) -> Frontier:
+def _frontier(
+    name: str, points: list[Point], reference: list[Point], itself: bool, comparisons: int, heights: bool
+) -> Frontier:
     own, theirs = in_order(points), in_order(reference)
     size, strata = len(own), by_stratum([*own, *theirs])
 
@@ -162,7 +176,7 @@ def _frontier(name: str, points: list[Point], reference: list[Point], itself: bo
         {p.variant: p.mean for p in points},
         [p.variant for p, on in zip(points, best(x, y)) if on],
         over,
-        linearised(height, *strata).interval() if over else None,
+        linearised(height, *strata).interval() if over and heights else None,
         more.interval() if more else None,
         min(len(p.x) for p in (*points, *reference)),
         more.interval(1 - 0.05 / comparisons) if more else None,
@@ -185,18 +199,15 @@ class Planes:
     strata: tuple[np.ndarray, ...] = ()  # of the primary measure: indices of problems
     start: tuple[float, float] | None = None  # the base's pass@1 and pass@k by the primary measure
 
-    def families(self, k: int | None = None, own: np.ndarray | None = None) -> dict[str, list[Point]]:
-        """family → its points, pass@1 and pass@k, over the problems ``own`` (indices). Without both: the primary measure."""
-        primary = k is None and own is None
-        at = slice(None) if own is None else own
+    def families(self, k: int | None = None) -> Families:
+        """family → its points, pass@1 and pass@k over all problems. Without k: the primary measure."""
+        strata = self.strata if k is None else ()
         return {
-            family: [
-                Point(v, stack(runs, 1)[:, at], stack(runs, k or self.k)[:, at], self.strata if primary else ())
-                for v, runs in arms.items()
-            ]
+            family: [Point(v, pass_grid(runs, 1), pass_grid(runs, k or self.k), strata) for v, runs in arms.items()]
             for family, arms in self.runs.items()
         }
 
 
-def stack(runs: list[TaskCounts], k: int) -> np.ndarray:
-    return np.stack([pass_at_k(r.totals, r.rights, k) for r in runs])
+def on_problems(families: Families, own: np.ndarray) -> Families:
+    """The same over some of the problems (indices), as one stratum."""
+    return {family: [Point(p.variant, p.x[:, own], p.y[:, own]) for p in arms] for family, arms in families.items()}

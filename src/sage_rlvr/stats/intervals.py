@@ -32,7 +32,8 @@ from sage_rlvr.errors import UserError
 FEWEST = 3  # seeds on either side, below which nothing is called better
 RESAMPLES = 10_000
 KEPT = 16_000_000  # problems × resamples whose draws are kept: 32 MB
-NODES = 40  # of the Gauss–Legendre rule under Student's distribution: 1e-9 from df 1 to the normal
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(40)  # under Student's distribution: 1e-9 from df 1 to the normal
+PLACES = (NODES + 1) / 2  # of the nodes, where −1 to 1 is 0 to 1
 MOST = 1e6  # degrees of freedom; beyond it Student's is the normal to seven digits
 
 
@@ -90,36 +91,49 @@ def crossed(*tasks: Sequence[ArrayLike]) -> Estimate:
     ``crossed([x])`` is an arm's mean; ``crossed([x, -y])`` an arm minus another; ``crossed([x / 2, -y / 2], [u / 2, -v / 2])``
     the same on the mean of two tasks.
     """
-    tables = [[_table(x) for x in arms] for arms in tasks]
-    mean = sum(float(x.mean()) for arms in tables for x in arms)
-    of_tasks = [sum(x.mean(0) for x in arms) for arms in tables]  # (problems,) each
-    spread = [float(np.var(col, ddof=1)) / col.size if col.size > 1 else float("nan") for col in of_tasks]
+    tables = [[_Table.of(x) for x in arms] for arms in tasks]
+    mean = sum(x.mean for arms in tables for x in arms)
+    of_tasks = [sum(x.over_seeds for x in arms) for arms in tables]  # (problems,) each
+    spread = [_variance_of_mean(col) if col.size > 1 else float("nan") for col in of_tasks]
     problems, problem_df = _together(spread, [col.size - 1 for col in of_tasks])
-    over_seeds = [sum(x.mean(1) for x in own) for own in zip(*tables)]  # (seeds,) an arm
-    many = [row for row in over_seeds if row.size > 1]
-    seeds, seed_df = _together([float(np.var(row, ddof=1)) / row.size for row in many], [row.size - 1 for row in many])
-    residual = sum(_residual(x) for arms in tables for x in arms)
+    of_arms = [sum(x.over_problems for x in own) for own in zip(*tables)]  # (seeds,) each
+    many = [row for row in of_arms if row.size > 1]
+    seeds, seed_df = _together([_variance_of_mean(row) for row in many], [row.size - 1 for row in many])
+    residual = sum(x.residual() for arms in tables for x in arms)
     return Estimate(mean, problems, problem_df, max(seeds - residual, 0.0), seed_df, seeds)
 
 
-def _table(x: ArrayLike) -> NDArray[np.float64]:
-    table = np.asarray(x, dtype=float)
-    if table.ndim != 2 or not table.size:
-        raise UserError(
-            f"crossed: a table of shape {table.shape}; give one number per seed and problem, (seeds, problems)."
-        )
-    if not np.isfinite(table).all():
-        raise UserError("crossed: a table holds NaN or inf; drop the problems that have no value first.")
-    return table
+class _Table(NamedTuple):
+    cells: NDArray[np.float64]  # (seeds, problems)
+    mean: float
+    over_seeds: Any  # (problems,) means
+    over_problems: Any  # (seeds,)
+
+    @classmethod
+    def of(cls, x: ArrayLike) -> "_Table":
+        cells = np.asarray(x, dtype=float)
+        if cells.ndim != 2 or not cells.size:
+            raise UserError(
+                f"crossed: a table of shape {cells.shape}; give one number per seed and problem, (seeds, problems)."
+            )
+        mean = float(cells.sum()) / cells.size
+        if not math.isfinite(mean):
+            raise UserError("crossed: a table holds NaN or inf; drop the problems that have no value first.")
+        return cls(cells, mean, cells.sum(0) / cells.shape[0], cells.sum(1) / cells.shape[1])
+
+    def residual(self) -> float:
+        """The variance of what neither seed nor problem explains, / (seeds · problems)."""
+        s, p = self.cells.shape
+        if s == 1 or p == 1:
+            return 0.0
+        left = self.cells - self.over_seeds - self.over_problems[:, None] + self.mean
+        return float((left**2).sum()) / ((s - 1) * (p - 1)) / (s * p)
 
 
-def _residual(x: NDArray[np.float64]) -> float:
-    """Of a table (S, P): the variance of what neither seed nor problem explains, / (S·P)."""
-    s, p = x.shape
-    if s == 1 or p == 1:
-        return 0.0
-    left = x - x.mean(0) - x.mean(1)[:, None] + x.mean()
-    return float((left**2).sum()) / ((s - 1) * (p - 1)) / (s * p)
+def _variance_of_mean(x: NDArray[np.float64]) -> float:
+    """The variance of the mean of independent numbers."""
+    left = x - x.sum() / x.size
+    return float((left**2).sum()) / (x.size - 1) / x.size
 
 
 def _together(parts: Sequence[float], freedom: Sequence[float]) -> tuple[float, float]:
@@ -139,14 +153,19 @@ def linearised(
 
     A small change of a mean moves ``of`` by its slope: the number varies as the sum of the arms' numbers, each times its slopes.
     """
-    values, moved = [], []
-    for arms in strata:
-        tables = [np.asarray(x, dtype=float) for x in arms]
-        at = np.stack([x.mean((1, 2)) for x in tables])  # (arms, K)
+    tables = [[np.asarray(x, dtype=float) for x in arms] for arms in strata]
+    values, slopes = [], []
+    for arms in tables:
+        at = np.stack([x.mean((1, 2)) for x in arms])  # (arms, K)
         steps = step * np.eye(at.size).reshape(at.size, *at.shape)
-        slopes = ((of(at + steps) - of(at - steps)) / (2 * step * len(strata))).reshape(at.shape)
-        moved.append([np.tensordot(slope, x, 1) for slope, x in zip(slopes, tables)])
+        slopes.append(((of(at + steps) - of(at - steps)) / (2 * step * len(strata))).reshape(at.shape))
         values.append(float(of(at)))
+    matter = np.any(slopes, axis=(0, 2))  # (arms,): an arm that moves nothing adds nothing, as most of a long line
+    matter[0] = True  # one at least
+    moved = [
+        [np.tensordot(slope, x, 1) for slope, x, on in zip(own, arms, matter) if on]
+        for own, arms in zip(slopes, tables)
+    ]
     return replace(crossed(*moved), mean=float(np.mean(values)))
 
 
@@ -157,12 +176,11 @@ def student(p: float, df: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _student(p: float, df: float) -> float:
-    nodes, weights = np.polynomial.legendre.leggauss(NODES)
     whole = math.sqrt(math.pi) * math.exp(math.lgamma(df / 2) - math.lgamma((df + 1) / 2))  # over all θ
     low, high = 0.0, math.pi / 2
     while high - low > 1e-13 * high:
         middle = (low + high) / 2
-        mass = middle / 2 * float(np.cos(middle * (nodes + 1) / 2) ** (df - 1) @ weights) / whole
+        mass = middle / 2 * float(np.cos(middle * PLACES) ** (df - 1) @ WEIGHTS) / whole
         low, high = (low, middle) if mass > p - 0.5 else (middle, high)
     return math.sqrt(df) * math.tan(low)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sage_rlvr.stats.frontier import Point, by_stratum, ends, height_at, in_order
+from sage_rlvr.stats.frontier import Families, Point, by_stratum, height_at, in_order
 from sage_rlvr.stats.intervals import Interval, crossed, linearised
 
 ASTRAY = 1.2816  # standard errors from the frontier's end: nearer, and more than a tenth of studies would put the point outside
@@ -28,7 +28,7 @@ class Matched:
     gain: Interval | None  # pass@n − the reference frontier's at this pass@1; None (too often) outside of its range
 
 
-def matched(families: dict[str, list[Point]], reference: str, level: float = 0.95) -> list[Matched]:
+def matched(families: Families, reference: str, level: float = 0.95) -> list[Matched]:
     """Every point of every family. ``level``: of the gains."""
     line = in_order(families[reference])
     return [
@@ -37,18 +37,12 @@ def matched(families: dict[str, list[Point]], reference: str, level: float = 0.9
             p.variant,
             p.x.shape[0],
             p.x.shape[1],
-            _level(p, 0),
-            _level(p, 1),
+            *p.levels,
             None if family == reference else _gain(p, line, level),
         )
         for family, points in families.items()
         for p in points
     ]
-
-
-def _level(point: Point, axis: int) -> Interval:
-    """pass@1 (axis 0) or pass@n (axis 1), averaged over the strata."""
-    return crossed(*([table[axis] / len(point.tables)] for table in point.tables)).interval(within=(0, 1))
 
 
 def _gain(point: Point, line: list[Point], level: float) -> Interval | None:
@@ -58,14 +52,10 @@ def _gain(point: Point, line: list[Point], level: float) -> Interval | None:
         x, y = at[..., 0], at[..., 1]
         return y[..., 0] - height_at(x[..., 1:], y[..., 1:], x[..., 0])
 
-    def from_left(at: np.ndarray) -> np.ndarray:
-        return at[..., 0, 0] - ends(at[..., 1:, 0])[0]
-
-    def to_right(at: np.ndarray) -> np.ndarray:
-        return ends(at[..., 1:, 0])[1] - at[..., 0, 0]
-
     for arms in strata:
-        for room in (linearised(from_left, arms), linearised(to_right, arms)):
+        own, *x = (table[0] for table in arms)
+        left, right = sorted((x[0], x[-1]), key=np.mean)  # the line's ends
+        for room in (crossed([own, -left]), crossed([right, -own])):
             if room.mean <= max(0.0, ASTRAY * room.error):  # with one point on the line, both are 0
                 return None
     return linearised(over, *strata).interval(level)

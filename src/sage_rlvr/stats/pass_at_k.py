@@ -26,7 +26,7 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: ArrayLike) -> Any:
         worst = (int(k_[(k_ < 1) | (k_ > n_)][0]), int(n_[(k_ < 1) | (k_ > n_)][0]))
         raise UserError(f"pass_at_k: k={worst[0]} with n={worst[1]} samples; k must lie in 1..n, so draw more samples.")
     out = np.ones(n_.shape)
-    for budget in np.unique(k_):  # a handful of budgets; every problem at once
+    for budget in np.unique(k) if n_.size else ():  # a handful of budgets; every problem at once
         here = k_ == budget
         factors = np.arange(budget + 1, int(n_.max()) + 1)
         log_fail = np.concatenate([np.zeros(budget + 1), np.cumsum(np.log1p(-budget / factors))])  # by i, 0 up to k

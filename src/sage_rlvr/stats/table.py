@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from sage_rlvr.stats.counts import RIGHT, TaskCounts
-from sage_rlvr.stats.estimates import rates
+from sage_rlvr.stats.estimates import pass_grid, rates
 from sage_rlvr.stats.intervals import Interval, crossed
-from sage_rlvr.stats.pass_at_k import pass_at_k
 
 
 @dataclass(frozen=True)
@@ -35,14 +34,16 @@ def common_problems(runs: list[TaskCounts]) -> list[str]:
     """Problems that every run has whole, in the first run's order."""
     if not runs:
         return []
-    sets = [{p for p, whole in zip(r.problems, np.atleast_1d(r.whole.all(1))) if whole} for r in runs]
-    return [p for p in runs[0].problems if all(p in s for s in sets)]
+    shared = set.intersection(
+        *({p for p, whole in zip(r.problems, np.atleast_1d(r.whole.all(1))) if whole} for r in runs)
+    )
+    return [p for p in runs[0].problems if p in shared]
 
 
 def variant_row(task: str, variant: str, runs: list[TaskCounts], base: TaskCounts | None) -> Row:
     n = runs[0].n * len(runs[0].seeds)
     ks = sorted({1, *(k for k in (16, 64, 256) if k < n), n})
-    per_seed = {k: np.stack([pass_at_k(r.totals, r.rights, k) for r in runs]) for k in ks}  # (seeds, problems)
+    per_seed = {k: pass_grid(runs, k) for k in ks}  # (seeds, problems)
     distinct = np.stack([_solutions(r) for r in runs])
     solved = np.stack([r.rights > 0 for r in runs])
     before = base.rights > 0 if base is not None else solved[0]
@@ -65,8 +66,9 @@ def variant_row(task: str, variant: str, runs: list[TaskCounts], base: TaskCount
 
 def _solutions(run: TaskCounts) -> np.ndarray:
     """(problems,) distinct right solutions."""
-    right = (run.state == RIGHT) & (run.solution != 0)
-    return np.array([len(np.unique(s[ok])) for s, ok in zip(run.solution, right)], dtype=float)
+    found = np.where(run.state == RIGHT, run.solution, 0).reshape(-1, run.state[0].size)
+    found.sort(axis=1)
+    return np.count_nonzero(np.diff(found, axis=1, prepend=np.uint64(0)), axis=1).astype(float)  # 0, none, comes first
 
 
 def as_markdown(rows: list[Row]) -> str:

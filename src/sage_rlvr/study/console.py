@@ -22,7 +22,7 @@ from sage_rlvr.stats.intervals import Interval
 from sage_rlvr.stats.matched import matched
 from sage_rlvr.stats.table import as_json, as_markdown, cells, columns, shown
 from sage_rlvr.study.plan import Study, load_study, read_folder
-from sage_rlvr.study.read import read_planes, read_runs, read_standings, study_rows
+from sage_rlvr.study.read import Finished, finished, read_planes, read_runs, read_standings, study_rows
 from sage_rlvr.study.run import LOG, finished_runs, run_study, share_done, status_of
 
 COLOURS = {"done": "green", "running": "cyan", "failed": "bold red", "interrupted": "yellow", "waiting": "dim"}
@@ -136,7 +136,8 @@ def show_table(out: str | Path, console: Console | None = None, reference: str |
     """A table for each task, all of them also as table.md and table.json in the study's folder, and what each variant has more
     than ``reference`` (else the base, where it is done), on each task and on their mean (against.json)."""
     console, out = console or wide_console(), Path(out)
-    rows, name = study_rows(out), read_folder(out).name
+    done = finished(out)
+    rows, name = study_rows(done), done.study.name
     for task in dict.fromkeys(r.task for r in rows):
         own = [r for r in rows if r.task == task]
         ks = sorted({k for r in own for k in r.pass_at})
@@ -151,11 +152,11 @@ def show_table(out: str | Path, console: Console | None = None, reference: str |
     write_whole(out / "table.json", as_json(rows))
     console.print(f"written: {out / 'table.md'}, {out / 'table.json'}", soft_wrap=True)
     if reference is not None or {"base"} < {r.variant for r in rows}:
-        _show_against(console, out, reference or "base")
+        _show_against(console, done, reference or "base")
 
 
-def _show_against(console: Console, out: Path, reference: str) -> None:
-    found = read_standings(out)
+def _show_against(console: Console, done: Finished, reference: str) -> None:
+    found, out = read_standings(done), done.out
     less = found.less(reference)
     for task in found.tasks:
         title = f"each variant minus {reference} on {task}: paired differences, 95% intervals"
@@ -172,9 +173,10 @@ def show_frontier(out: str | Path, reference: str | None = None, task: str | Non
     reference policy, as tables, JSON and figures in the study's folder: frontier.*, or frontier-TASK.* for a task that is not
     the study's first."""
     out, console = Path(out), Console()
-    first = read_folder(out).evaluate["tasks"][0]
+    done = finished(out)
+    first = done.study.evaluate["tasks"][0]
     task = task or first
-    planes = read_planes(out, task)
+    planes = read_planes(done, task)
     families = planes.families()
     against = reference or next(iter(families))
     found, points = frontiers(families, against), matched(families, against)
@@ -194,11 +196,11 @@ def show_frontier(out: str | Path, reference: str | None = None, task: str | Non
     told = {"task": task, "reference": against, "n": planes.k, "base": planes.start, "points": points}
     write_whole(Path(f"{stem}_points.json"), as_json(told))
     console.print(f"written: {stem}.json, {stem}_points.json, {stem}.svg, {stem}.png", soft_wrap=True)
-    _show_distance(console, out, task, against, Path(f"{stem}_distance"))
+    _show_distance(console, done, task, against, Path(f"{stem}_distance"))
 
 
-def _show_distance(console: Console, out: Path, task: str, against: str, stem: Path) -> None:
-    runs = read_runs(out, task)
+def _show_distance(console: Console, done: Finished, task: str, against: str, stem: Path) -> None:
+    runs = read_runs(done, task)
     found = excesses(runs, [against])
     if not found:
         console.print(f"{against} has too few runs that log kl_ref for a curve over KL: no table at the same distance.")

@@ -1,9 +1,9 @@
 """What a study's folder says: its runs' counts and logs, as the statistics want them."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,7 +12,8 @@ from sage_rlvr.files import read_lines
 from sage_rlvr.stats.against import Standings
 from sage_rlvr.stats.counts import RIGHT, TaskCounts, counts_of
 from sage_rlvr.stats.distance import Run
-from sage_rlvr.stats.frontier import Planes, Point, stack
+from sage_rlvr.stats.estimates import pass_grid
+from sage_rlvr.stats.frontier import Planes, Point
 from sage_rlvr.stats.pass_at_k import pass_at_k
 from sage_rlvr.stats.table import Row, common_problems, variant_row
 from sage_rlvr.study.plan import Study, read_folder
@@ -23,9 +24,31 @@ Tasks = dict[str, TaskCounts]  # by the task's name
 T = TypeVar("T")
 
 
-def finished(out: str | Path) -> tuple[Study, dict[str, Tasks]]:
-    """The study, and run → its counts, of the finished runs."""
-    return read_folder(out), {run: counts_of(folder).tasks for run, folder in finished_runs(out).items()}
+@dataclass(frozen=True)
+class Finished:
+    """What a study's folder says of its finished runs. Where several tables are made of it, it is read once and passed along."""
+
+    out: Path
+    study: Study
+    runs: dict[str, Tasks]
+    log: Callable[[str], list[dict[str, Any]]]  # of a run's training; empty where there is none
+
+
+Source = str | Path | Finished
+
+
+def finished(out: Source) -> Finished:
+    """Reads the folder; what was read already is answered as it is."""
+    if isinstance(out, Finished):
+        return out
+    folder = Path(out)
+
+    def log(run: str) -> list[dict[str, Any]]:
+        path = folder / run / "train" / "log.jsonl"
+        return [*read_lines(path)] if path.is_file() else []
+
+    runs = {run: counts_of(samples).tasks for run, samples in finished_runs(folder).items()}
+    return Finished(folder, read_folder(folder), runs, log)
 
 
 def on_task(task: str, runs: dict[str, Tasks]) -> dict[str, TaskCounts]:
@@ -41,43 +64,41 @@ def by_variant(study: Study, runs: dict[str, T]) -> dict[str, list[T]]:
     return out
 
 
-def study_rows(out: str | Path) -> list[Row]:
+def study_rows(out: Source) -> list[Row]:
     """Rows for every finished run, the base first; a variant whose seeds are not all there is shown with those that are."""
-    study, done = finished(out)
+    done = finished(out)
     rows = []
-    for task in study.evaluate["tasks"]:
-        counts = on_task(task, done)
+    for task in done.study.evaluate["tasks"]:
+        counts = on_task(task, done.runs)
         common = common_problems(list(counts.values()))
-        cut = by_variant(study, {run: c.only(common) for run, c in counts.items()})
+        cut = by_variant(done.study, {run: c.only(common) for run, c in counts.items()})
         base = cut.get("base", [None])[0]
         rows += [variant_row(task, variant, runs, base) for variant, runs in cut.items()]
     return rows
 
 
-def read_standings(out: str | Path) -> Standings:
+def read_standings(out: Source) -> Standings:
     """Of every variant with a finished run, the base among them."""
-    study, done = finished(out)
-    runs, every = by_variant(study, done), list(done.values())
-    common = {
-        t: common_problems([by[t] for by in every]) for t in study.evaluate["tasks"] if all(t in by for by in every)
-    }
+    done = finished(out)
+    runs, every = by_variant(done.study, done.runs), list(done.runs.values())
+    asked = [t for t in done.study.evaluate["tasks"] if all(t in by for by in every)]
+    common = {t: common_problems([by[t] for by in every]) for t in asked}
     tasks = [task for task, problems in common.items() if problems]
     if not tasks:
-        raise UserError(f"{out}: no task has a problem that every finished run has whole.")
+        raise UserError(f"{done.out}: no task has a problem that every finished run has whole.")
     n = min(by[task].n * len(by[task].seeds) for by in every for task in tasks)
     cut = {(t, v): [by[t].only(common[t]) for by in own] for t in tasks for v, own in runs.items()}
-    grids = {
-        place: np.stack([[pass_at_k(c.totals, c.rights, k) for c in own] for k in (1, n)]) for place, own in cut.items()
-    }
-    return Standings(n, grids)
+    return Standings(n, {place: np.stack([pass_grid(own, k) for k in (1, n)]) for place, own in cut.items()})
 
 
-def read_planes(out: str | Path, task: str) -> Planes:
-    study, done = finished(out)
-    counts = on_task(task, done)
+def read_planes(out: Source, task: str) -> Planes:
+    done = finished(out)
+    study, counts = done.study, on_task(task, done.runs)
     base = counts.pop("base", None)
     if not counts:
-        raise UserError(f"{out}: no finished run has samples of {task}; the study evaluates {study.evaluate['tasks']}.")
+        raise UserError(
+            f"{done.out}: no finished run has samples of {task}; the study evaluates {study.evaluate['tasks']}."
+        )
     keep = common_problems([*counts.values()])
     runs: dict[str, dict[str, list[TaskCounts]]] = {}
     for variant, own in by_variant(study, {run: c.only(keep) for run, c in counts.items()}).items():
@@ -92,7 +113,7 @@ def read_planes(out: str | Path, task: str) -> Planes:
         return Planes(keep, n, None, runs, k)
     # the first seed sorted the problems
     rest = replace(base, state=base.state[:, 1:], seeds=base.seeds[1:]) if strata else base
-    start = Point("base", stack([rest], 1), stack([rest], k), strata).mean if (rest.totals >= k).all() else None
+    start = Point("base", pass_grid([rest], 1), pass_grid([rest], k), strata).mean if (rest.totals >= k).all() else None
     return Planes(keep, n, base.rights, runs, k, strata, start)
 
 
@@ -113,11 +134,11 @@ def _strata(base: TaskCounts | None, edges: Sequence[int]) -> tuple[np.ndarray, 
     return found
 
 
-def read_runs(out: str | Path, task: str) -> list[Run]:
+def read_runs(out: Source, task: str) -> list[Run]:
     """The finished runs that logged their KL and have samples of ``task``."""
-    study, done = finished(out)
-    counts = on_task(task, done)
-    kls = {run: kl for run in counts if (kl := _last_kl(Path(out, run, "train", "log.jsonl"))) is not None}
+    done = finished(out)
+    study, counts = done.study, on_task(task, done.runs)
+    kls = {run: kl for run in counts if (kl := _last_kl(done.log(run))) is not None}
     keep = common_problems([counts[run] for run in kls])
     runs = []
     for run, kl in kls.items():
@@ -130,8 +151,6 @@ def read_runs(out: str | Path, task: str) -> list[Run]:
     return runs
 
 
-def _last_kl(log: Path) -> float | None:
-    if not log.is_file():
-        return None
-    logged = [entry[KL] for entry in read_lines(log) if KL in entry]
+def _last_kl(log: list[dict[str, Any]]) -> float | None:
+    logged = [entry[KL] for entry in log if KL in entry]
     return float(np.mean(logged[-max(1, round(LAST * len(logged))) :])) if logged else None
