@@ -33,7 +33,7 @@ def one(way: str, folder: str) -> float:
     from sage_rlvr.train.colocated import BriefEngine
 
     brief, text = WAYS[way]
-    more = {"scheduler_cls": SCHEDULER, "async_scheduling": True} if brief else {}
+    more = {"scheduler_cls": SCHEDULER} if brief else {}
     llm = vllm.LLM(
         model=folder, dtype="float32", enforce_eager=True, max_model_len=PROMPT + TOKENS, max_num_seqs=REQUESTS,
         distributed_executor_backend="external_launcher", max_num_batched_tokens=4096, logprobs_mode="processed_logprobs",

@@ -70,7 +70,7 @@ def from_vllm(way: str, folder: str, sizes: Sizes) -> Any:
     from sage_rlvr.train.colocated import BriefEngine
 
     brief = way == "vllm ours"
-    more = {"scheduler_cls": SCHEDULER, "async_scheduling": True} if brief else {}
+    more = {"scheduler_cls": SCHEDULER} if brief else {}
     llm = vllm.LLM(
         model=folder, max_model_len=sizes.prompts[1] + sizes.longest, max_num_seqs=sizes.rows, gpu_memory_utilization=0.2,
         distributed_executor_backend="external_launcher", max_num_batched_tokens=4096, logprobs_mode="processed_logprobs", **more,

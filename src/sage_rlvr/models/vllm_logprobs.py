@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-SCHEDULER = "sage_rlvr.models.vllm_scheduler.BriefScheduler"  # scheduler_cls of an engine, with async_scheduling
+SCHEDULER = "sage_rlvr.models.vllm_scheduler.BriefScheduler"  # scheduler_cls of an engine
 LOGPROBS = "log-probs"  # the name under which a step's come
 
 

@@ -27,7 +27,7 @@ def engine_for(args: SAGEConfig) -> Any:
     TRL speaks itself."""
     if (engine := getattr(vllm_generation, "LLM", None)) is None:
         return None
-    more: dict[str, Any] = {"scheduler_cls": SCHEDULER, "async_scheduling": True}
+    more: dict[str, Any] = {"scheduler_cls": SCHEDULER}
     if args.vllm_kv_cache_gib is not None:
         more["kv_cache_memory_bytes"] = int(args.vllm_kv_cache_gib * 2**30)
     return partial(engine, **more)
