@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import random
+import socket
 import statistics
 import subprocess
 import sys
@@ -61,22 +62,32 @@ def sampler(way: str, folder: str, sizes: Sizes) -> Any:
     return lambda prompts: own.sample(prompts)[0]
 
 
-def from_vllm(way: str, folder: str, sizes: Sizes) -> Any:
-    os.environ |= ALONE | {"MASTER_PORT": "29511"}
+def colocated(folder: str, rows: int, context: int, brief: bool, **more: Any) -> Any:
+    """vLLM's engine as TRL starts it, in this process; ``brief``: as our trainer has it."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        os.environ |= ALONE | {"MASTER_PORT": str(free.getsockname()[1])}
     import vllm
-    from trl.generation.vllm_generation import extract_logprobs
 
     from sage_rlvr.models.vllm_logprobs import SCHEDULER
     from sage_rlvr.train.colocated import BriefEngine
 
-    brief = way == "vllm ours"
-    more = {"scheduler_cls": SCHEDULER} if brief else {}
+    more |= {"scheduler_cls": SCHEDULER} if brief else {}
     llm = vllm.LLM(
-        model=folder, max_model_len=sizes.prompts[1] + sizes.longest, max_num_seqs=sizes.rows, gpu_memory_utilization=0.2,
-        distributed_executor_backend="external_launcher", max_num_batched_tokens=4096, logprobs_mode="processed_logprobs", **more,
+        model=folder, max_model_len=context, max_num_seqs=rows, distributed_executor_backend="external_launcher",
+        max_num_batched_tokens=4096, logprobs_mode="processed_logprobs", **more,
     )  # fmt: skip
     if brief:
         BriefEngine(llm)
+    return llm
+
+
+def from_vllm(way: str, folder: str, sizes: Sizes) -> Any:
+    import vllm
+    from trl.generation.vllm_generation import extract_logprobs
+
+    brief = way == "vllm ours"
+    llm = colocated(folder, sizes.rows, sizes.prompts[1] + sizes.longest, brief, gpu_memory_utilization=0.2)
     how = vllm.SamplingParams(temperature=1.0, max_tokens=sizes.longest, logprobs=0, detokenize=not brief)
 
     def sample(prompts: list[list[int]]) -> list[list[int]]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from sage_rlvr.errors import Failed, UserError
 from sage_rlvr.evaluate.sampling import Generation, Request, Sampling
-from sage_rlvr.models.vllm_logprobs import arrived, name_of
+from sage_rlvr.models.vllm_logprobs import arrived, miscounted, name_of
 
 IN_FLIGHT = 2  # requests an engine holds, of those it can run at once: it never starves, and leaves the others theirs
 HANDED = 256  # generations given back at a time
@@ -183,11 +183,7 @@ class Engine:
         number, output = name_of(ended.request_id), ended.outputs[0]
         request, (logprob, tokens) = self.flying.pop(number), self.sums.pop(number)
         if tokens != len(output.token_ids):  # they come by a way that is not vLLM's own (models/vllm_scheduler.py)
-            raise Failed(
-                f"vLLM {self.vllm.__version__} gave {tokens} log-probs for {len(output.token_ids)} tokens: it hands them on in "
-                f"another way than the versions that were tested (0.25, 0.29); install one of those, or use --backend "
-                f"transformers."
-            )
+            raise miscounted(self.vllm.__version__, tokens, len(output.token_ids), "use --backend transformers")
         finish = ENDS.get(output.finish_reason)
         if finish is None:
             raise RuntimeError(

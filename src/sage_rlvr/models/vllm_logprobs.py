@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from sage_rlvr.errors import Failed
+
 SCHEDULER = "sage_rlvr.models.vllm_scheduler.BriefScheduler"  # scheduler_cls of an engine
 LOGPROBS = "log-probs"  # the name under which a step's come
 
@@ -20,3 +22,10 @@ def arrived(step: Any) -> list[tuple[str, float]]:
 def name_of(request_id: str) -> str:
     """vLLM adds a suffix of its own to a request's name."""
     return request_id.split("-")[0]
+
+
+def miscounted(version: str, logprobs: int, tokens: int, way_out: str) -> Failed:
+    return Failed(
+        f"vLLM {version} gave {logprobs} log-probs for {tokens} tokens; the tested versions (0.25, 0.29) give one per token. "
+        f"Install one of those, or {way_out}."
+    )

@@ -8,8 +8,7 @@ from typing import Any
 
 from trl.generation import vllm_generation
 
-from sage_rlvr.errors import Failed
-from sage_rlvr.models.vllm_logprobs import SCHEDULER, arrived
+from sage_rlvr.models.vllm_logprobs import SCHEDULER, arrived, miscounted
 from sage_rlvr.train.config import SAGEConfig
 
 
@@ -63,12 +62,7 @@ class BriefEngine:
         return done
 
     def _as_vllm(self, ids: list[int], logprobs: list[float]) -> list[dict[int, Any]]:
-        if len(logprobs) < len(ids):
-            raise Failed(
-                f"vLLM {self.vllm.__version__} gave {len(logprobs)} log-probs for {len(ids)} tokens: it hands them on in another "
-                f"way than the versions that were tested (0.25, 0.29); install one of those, or set use_vllm=false."
-            )
+        if len(logprobs) < len(ids):  # more: drawn ahead, after a stop string
+            raise miscounted(self.vllm.__version__, len(logprobs), len(ids), "set use_vllm=false")
         Logprob = self.vllm.logprobs.Logprob
-        return [
-            {i: Logprob(x, rank=1)} for i, x in zip(ids, logprobs)
-        ]  # what was drawn after a stop string is left out
+        return [{i: Logprob(x, rank=1)} for i, x in zip(ids, logprobs)]

@@ -1,6 +1,6 @@
 """What vLLM's colocated engine costs beside its model: milliseconds per decoding step, as TRL starts and asks it and as we do.
 
-    .venv-vllm/bin/python benchmarks/vllm_front.py --to results/cpu/vllm_front.json
+    .venv-vllm/bin/python benchmarks/gpu/vllm_front.py --to results/cpu/vllm_front.json
 
 The model is tiny, so that a step is nearly all scheduling and bookkeeping. Run in vLLM's environment (make test-vllm), on a CPU.
 Each way is a process of its own; the ways take turns.
@@ -16,12 +16,14 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from rollouts import colocated
+
+from sage_rlvr.models import scratch_model
+from sage_rlvr.provenance import made_with
+
 WAYS = {"as TRL asks": (False, True), "without text": (False, False), "ours": (True, False)}  # our scheduler, text
 REQUESTS, TOKENS, PROMPT = 256, 100, 60
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost",
-}  # fmt: skip
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
 
 
 def one(way: str, folder: str) -> float:
@@ -29,18 +31,9 @@ def one(way: str, folder: str) -> float:
     import vllm
     from trl.generation.vllm_generation import extract_logprobs
 
-    from sage_rlvr.models.vllm_logprobs import SCHEDULER
-    from sage_rlvr.train.colocated import BriefEngine
-
     brief, text = WAYS[way]
-    more = {"scheduler_cls": SCHEDULER} if brief else {}
-    llm = vllm.LLM(
-        model=folder, dtype="float32", enforce_eager=True, max_model_len=PROMPT + TOKENS, max_num_seqs=REQUESTS,
-        distributed_executor_backend="external_launcher", max_num_batched_tokens=4096, logprobs_mode="processed_logprobs",
-        kv_cache_memory_bytes=2**30, **more,
-    )  # fmt: skip
-    if brief:
-        BriefEngine(llm)
+    memory = {"enforce_eager": True, "dtype": "float32", "kv_cache_memory_bytes": 2**30}
+    llm = colocated(folder, REQUESTS, PROMPT + TOKENS, brief, **memory)
     prompts = [{"prompt_token_ids": [3 + (i // 8 + j) % 12 for j in range(PROMPT)]} for i in range(REQUESTS)]
     how = vllm.SamplingParams(temperature=1.0, max_tokens=TOKENS, ignore_eos=True, logprobs=0, detokenize=text)
     for _ in range(2):
@@ -50,9 +43,6 @@ def one(way: str, folder: str) -> float:
 
 
 def main() -> None:
-    from sage_rlvr.models import scratch_model
-    from sage_rlvr.provenance import made_with
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--to", required=True, help="JSON file")
     parser.add_argument("--rounds", type=int, default=5)
@@ -62,12 +52,15 @@ def main() -> None:
         model = scratch_model(
             Path(folder, "m"), characters="0123456789+-*=", width=128, heads=4, length=PROMPT + TOKENS
         )
-        for n in range(args.rounds):
-            for i, way in enumerate(WAYS):
-                own = os.environ | ENVIRONMENT | {"MASTER_PORT": str(29600 + len(WAYS) * n + i)}
+        for _ in range(args.rounds):
+            for way in WAYS:
                 call = [sys.executable, __file__, "--to", "-", "--one", way, str(model)]
                 ms[way].append(
-                    float(subprocess.run(call, env=own, check=True, stdout=subprocess.PIPE).stdout.split()[-1])
+                    float(
+                        subprocess.run(
+                            call, env=os.environ | ENVIRONMENT, check=True, stdout=subprocess.PIPE
+                        ).stdout.split()[-1]
+                    )
                 )
                 print(f"{way}: {ms[way][-1]:.1f} ms per step", flush=True)
     rows = {way: [round(q, 2) for q in statistics.quantiles(x, method="inclusive")] for way, x in ms.items()}
