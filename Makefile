@@ -127,4 +127,4 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix $(CODE)
 
 clean:
-	rm -rf $(VENV) $(VERL_VENV) $(VLLM_VENV) build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
+	rm -rf $(VENV) $(VERL_VENV) $(VLLM_VENV) .uv build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
