@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import islice
 from typing import Any
 
@@ -50,88 +50,47 @@ _ATTEMPTS = 2_000  # draws for one index before we say that no other problem is 
 
 def solutions(numbers: Sequence[int], target: int) -> list[str]:
     """Every right answer of countdown-ltr, spelt like 3+4*2-1, given order first; equal numbers give one answer once."""
-    by_used = _by_used(tuple(numbers))
-
-    def ways(used: int, value: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """(places, signs) that make ``value`` of the numbers in ``used``: the last step is taken back, where it can be."""
-        if used.bit_count() == 1:
-            yield (used.bit_length() - 1,), ()
-            return
-        for i, b in enumerate(numbers):
-            rest = used ^ 1 << i
-            if rest < used:  # i is among them
-                times = [value // b] if b and value % b == 0 else [] if b or value else by_used[rest]
-                for sign, before in [(0, value - b), (1, value + b), *((2, v) for v in times)]:
-                    if before in by_used[rest]:
-                        yield from (((*places, i), (*signs, sign)) for places, signs in ways(rest, before))
-
-    answers = sorted(ways(len(by_used) - 1, target)) if target in by_used[-1] else []
-    return list(dict.fromkeys(_spelt([numbers[i] for i in places], signs) for places, signs in answers))
+    orders = [*itertools.permutations(numbers)]
+    signs = [*itertools.product("+-*", repeat=len(numbers) - 1)]
+    right = np.argwhere(_values(numbers) == target).tolist()
+    return list(dict.fromkeys(_spelt(orders[i], signs[j]) for i, j in right))
 
 
-def _by_used(numbers: tuple[int, ...]) -> list[set[int]]:
-    """The values that each choice of numbers makes, by its bits: five have 9,720 answers but far fewer values."""
-    n = len(numbers)
-    by_used: list[set[int]] = [set() for _ in range(1 << n)]
-    for i, number in enumerate(numbers):
-        by_used[1 << i].add(number)
-    for used in range(1, 1 << n):
-        for i, b in enumerate(numbers):
-            if not used >> i & 1:
-                by_used[used | 1 << i].update(w for v in by_used[used] for w in (v + b, v - b, v * b))
-    return by_used
-
-
-def _spelt(order: Sequence[int], signs: Sequence[int]) -> str:
-    return str(order[0]) + "".join(f"{'+-*'[sign]}{number}" for sign, number in zip(signs, order[1:]))
-
-
-def reachable(numbers: Sequence[int], low: int = 0, high: int = 99) -> list[int]:
-    """Every target in low..high that countdown-ltr can reach with these numbers, each 1 or more."""
-    margin = -(-sum(numbers) // 100) * 100  # rounded up, so that many problems share a table
-    size = max(abs(low), abs(high)) + margin
-    table = _table(_key(numbers), size)
-    return (np.flatnonzero(table[size + low : size + high + 1]) + low).tolist()
-
-
-@lru_cache(maxsize=1 << 14)  # countdown-hard has 10,626 choices of four numbers or fewer
-def _table(numbers: tuple[int, ...], size: int) -> np.ndarray:
-    """(2·size + 1,) bool: which of −size..size the sorted numbers make. Values beyond are left out on the way: × makes none
-    smaller, and the numbers to come, which add up to the margin at most, cannot bring them back to a target."""
-    table = np.zeros(2 * size + 1, dtype=bool)
-    if len(numbers) == 1:
-        table[size + numbers[0]] = True
-    for i, b in enumerate(numbers if len(numbers) > 1 else ()):
-        before = _table(numbers[:i] + numbers[i + 1 :], size)
-        table[b:] |= before[:-b]
-        table[:-b] |= before[b:]
-        most = size // b
-        table[size - most * b : size + most * b + 1 : b] |= before[size - most : size + most + 1]
-    return table
-
-
-def candidates(numbers: Sequence[int]) -> Iterator[tuple[int, str]]:
-    """(value, answer) of all n!·3ⁿ⁻¹ answers of countdown-ltr, numbers in the given order first."""
-    for order in itertools.permutations(numbers):
-        heads = [(order[0], str(order[0]))]
-        for b in order[1:]:
-            heads = [step for v, s in heads for step in ((v + b, f"{s}+{b}"), (v - b, f"{s}-{b}"), (v * b, f"{s}*{b}"))]
-        yield from heads
-
-
-def guess(problems: Sequence[Problem], k: int) -> np.ndarray:
-    """(problems,) pass@k of drawing valid expressions evenly at random, exact: 1 − (1 − right/candidates)^k."""
-    shares = [(_values(problem.meta["numbers"]) == problem.meta["target"]).mean() for problem in problems]
-    return 1 - (1 - np.array(shares)) ** k
+def _spelt(order: Sequence[int], signs: Sequence[str]) -> str:
+    return str(order[0]) + "".join(f"{sign}{number}" for sign, number in zip(signs, order[1:]))
 
 
 def _values(numbers: Sequence[int]) -> np.ndarray:
-    """What ``candidates`` make: with equal numbers, each answer as often as any other."""
-    orders = np.array([*itertools.permutations(numbers)])  # (n!, n)
-    values = orders[:, :1]  # (n!, 3^steps)
+    """(n!, 3ⁿ⁻¹) values of all answers of countdown-ltr: orders and signs as itertools gives them."""
+    orders = np.array(numbers)[_orders(len(numbers))]  # (n!, n)
+    values = orders[:, :1]
     for b in orders.T[1:, :, None]:
-        values = np.concatenate([values + b, values - b, values * b], axis=1)
+        values = np.stack([values + b, values - b, values * b], axis=-1).reshape(len(orders), -1)
     return values
+
+
+@cache
+def _orders(count: int) -> np.ndarray:
+    return np.array([*itertools.permutations(range(count))])
+
+
+def reachable(numbers: Sequence[int], low: int, high: int) -> list[int]:
+    """Every target in low..high that countdown-ltr can reach with these numbers."""
+    return _reached(_key(numbers), low, high)
+
+
+@lru_cache(maxsize=1 << 16)  # countdown-hard has 42,504 choices of five numbers
+def _reached(numbers: tuple[int, ...], low: int, high: int) -> list[int]:
+    values = _values(numbers)
+    found = np.bincount(values[(low <= values) & (values <= high)] - low)
+    return (np.flatnonzero(found) + low).tolist()
+
+
+def guess(problems: Sequence[Problem], k: int) -> np.ndarray:
+    """(problems,) pass@k of drawing valid expressions evenly at random, exact: 1 − (1 − right/all)^k. With equal numbers, each
+    answer is as often among ``_values`` as any other."""
+    shares = [(_values(problem.meta["numbers"]) == problem.meta["target"]).mean() for problem in problems]
+    return 1 - (1 - np.array(shares)) ** k
 
 
 # ---- problems ----------------------------------------------------------------------------------------------------
@@ -250,9 +209,13 @@ def _problems(
             )
         numbers, target = drawn
         seen.add((_key(numbers), target))
-        gold = {"numbers": numbers, "target": target}
-        text = question.format(numbers=", ".join(map(str, numbers)), target=target)
-        yield Problem(f"{name}-{split}-s{seed}-{i}", name, text, json.dumps(gold), gold | {"split": split})
+        yield _problem(f"{name}-{split}-s{seed}-{i}", name, question, numbers, target, split)
+
+
+def _problem(name: str, task: str, question: str, numbers: list[int], target: int, split: str) -> Problem:
+    gold = {"numbers": numbers, "target": target}
+    text = question.format(numbers=", ".join(map(str, numbers)), target=target)
+    return Problem(name, task, text, json.dumps(gold), gold | {"split": split})
 
 
 def split_of(name: str, held_out: object) -> str:
@@ -263,11 +226,9 @@ def split_of(name: str, held_out: object) -> str:
 
 def reordered(problem: Problem, copy: int) -> Problem:
     """The same problem with its numbers in another order, a function of (problem, copy)."""
-    numbers, target = problem.meta["numbers"], problem.meta["target"]
-    numbers = random.Random(repr(("order", copy, problem.id))).sample(numbers, len(numbers))
-    gold = {"numbers": numbers, "target": target}
-    text = LTR_QUESTION.format(numbers=", ".join(map(str, numbers)), target=target)
-    return Problem(f"{problem.id}-{copy}", problem.task, text, json.dumps(gold), problem.meta | gold)
+    meta = problem.meta
+    numbers = random.Random(repr(("order", copy, problem.id))).sample(meta["numbers"], len(meta["numbers"]))
+    return _problem(f"{problem.id}-{copy}", problem.task, LTR_QUESTION, numbers, meta["target"], meta["split"])
 
 
 # ---- demonstrations ----------------------------------------------------------------------------------------------
@@ -297,7 +258,7 @@ def demonstrations(problems: Sequence[Problem], skew: float = 0.9, seed: int = 0
 
 def _guess(numbers: Sequence[int], rng: random.Random) -> str:
     rest = rng.sample(list(numbers[:-1]), len(numbers) - 1)
-    return _spelt([numbers[-1], *rest], [rng.randrange(3) for _ in rest])
+    return _spelt([numbers[-1], *rest], ["+-*"[rng.randrange(3)] for _ in rest])
 
 
 # ---- the tasks: name, what makes it, problems where no number is asked for, description ----------------------------
