@@ -98,7 +98,7 @@ def test_forward_value_is_the_gradient_of_half_squared_log_ratio_under_the_refer
 def test_k1_reward_gives_the_gradient_of_equation_6(credit):
     """Autodiff of J = Σ_y π(y)·(r − β·(log π − log π_ref − log q)), differentiated through π, for a q of the past alone."""
     world, logits, log_q = setting()
-    log_q = log_q.gather(0, world.first_with_prefix())
+    log_q = log_q.gather(0, world.first_with_prefix)
     beta = 0.3
     free = logits.clone().requires_grad_()
     logp = world.logps(free).sum(-1)

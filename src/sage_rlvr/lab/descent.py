@@ -22,9 +22,7 @@ class Arm:
     log_q: Tensor  # (Y, T), held fixed
     credit: str = "sequence"  # for k1-reward
     label: str = ""
-    pay: Callable[[Tensor], Tensor] | None = (
-        None  # π(y) → what each completion is credited with, (Y,); None: its reward
-    )
+    pay: Callable[[Tensor], Tensor] | None = None  # π(y) → each completion's credit, (Y,); None: its reward
 
 
 def surrogate(world: World, logits: Tensor, arms: Sequence[Arm], beta: float) -> Tensor:

@@ -12,29 +12,27 @@ from sage_rlvr.lab.world import World
 def falls_to_zero(f: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Tensor:
     """Where a function that falls from ``low`` to ``high`` is 0, elementwise, by bisection."""
     for _ in range(200):
-        middle = (low + high) / 2
+        before, middle = (low, high), (low + high) / 2
         above = f(middle) > 0
         low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+        if torch.equal(low, before[0]) and torch.equal(high, before[1]):  # neighbouring numbers
+            break
     return high
-
-
-def normalised(log_weights: Tensor) -> Tensor:
-    return log_weights.softmax(-1)
 
 
 def reverse_kl(world: World, beta: float) -> Tensor:
     """Eq. 2: π ∝ π_ref·exp(r/β)."""
-    return normalised(world.ref.log() + world.reward / beta)
+    return (world.ref.log() + world.reward / beta).softmax(-1)
 
 
 def sage(world: World, beta: float, log_q: Tensor) -> Tensor:
     """Eq. 4: π ∝ q·π_ref·exp(r/β); log_q (Y, T)."""
-    return normalised(world.ref.log() + log_q.sum(-1) + world.reward / beta)
+    return (world.ref.log() + log_q.sum(-1) + world.reward / beta).softmax(-1)
 
 
 def entropy_bonus(world: World, beta: float, eta: float) -> Tensor:
     """A.2: π ∝ π_ref^{β/(β+η)}·exp(r/(β+η)), the solution of reverse KL plus η·H: a temperature, no direction."""
-    return normalised((beta * world.ref.log() + world.reward) / (beta + eta))
+    return ((beta * world.ref.log() + world.reward) / (beta + eta)).softmax(-1)
 
 
 def forward_kl(world: World, beta: float) -> tuple[Tensor, float]:

@@ -209,10 +209,8 @@ def theorem_4_2() -> Check:
     (grpo, grpo_se), (sage, sage_se) = ((float(x.mean()), float(x.std()) / len(x) ** 0.5) for x in both)
     text = f"log-odds GRPO {grpo:+.3f} ± {2 * grpo_se:.3f}, SAGE {sage:+.3f} ± {2 * sage_se:.3f}"
     holds = never_drawn and grpo + 2 * grpo_se <= 0 and sage - 2 * sage_se > 0
-    statement = (
-        "Theorem 4.2, sampled: a right answer never drawn gains no odds; behind a drawn fork, under SAGE, it does"
-    )
-    return Check(statement, text, holds)
+    statement = "a right answer never drawn gains no odds; behind a drawn fork, under SAGE, it does"
+    return Check(f"Theorem 4.2, sampled: {statement}", text, holds)
 
 
 def grows_with_difficulty(worlds: int = 45, most: int = 64) -> Check:

@@ -5,6 +5,7 @@ policies is handled at once: logits are (..., N, V), everything per completion (
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -21,11 +22,11 @@ class World:
     tokens: Tensor  # (Y, T) which token
     nodes: Tensor  # (Y, T) at which prefix
 
-    @property
+    @cached_property
     def ref_logps(self) -> Tensor:
         return self.logps(self.ref_logits)
 
-    @property
+    @cached_property
     def ref(self) -> Tensor:
         """π_ref(y), (Y,)."""
         return self.probs(self.ref_logits)
@@ -72,8 +73,9 @@ class World:
         if guide is None:
             return torch.zeros_like(self.ref_logps)
         log_q = guide(self.signals(self.ref_logits, generator)).double()
-        return log_q.gather(0, self.first_with_prefix()) if guide.past_only else log_q
+        return log_q.gather(0, self.first_with_prefix) if guide.past_only else log_q
 
+    @cached_property
     def first_with_prefix(self) -> Tensor:
         """(Y, T) the first completion that shares y_1..y_t."""
         edge = self.nodes * self.ref_logits.shape[1] + self.tokens  # one number per prefix that includes y_t

@@ -40,18 +40,14 @@ class Distances:
     inert: dict[str, dict[str, float]]  # [row][guide]: distance between this guide's end and no guide's
 
 
-def distances(seed: int = 0, steps: int = STEPS, progress: Progress | None = None) -> Distances:
+def distances(seed: int, progress: Progress) -> Distances:
     world = random_world(seed)
     log_q = theory.held_log_q(world)
     arms = [Arm(e, q, credit, f"{row}|{g}") for row, (e, credit, _) in ROWS.items() for g, q in log_q.items()]
     target = {g: solutions.sage(world, theory.BETA, q) for g, q in log_q.items()}
-    bar = progress.add_task("descent under every estimator", total=steps) if progress else None
-
-    def watch(step: int, logits: Tensor) -> None:
-        if progress and bar is not None:
-            progress.update(bar, completed=step)
-
-    ends = dict(zip([a.label for a in arms], world.probs(train(world, arms, theory.BETA, steps=steps, watch=watch))))
+    bar = progress.add_task("descent under every estimator", total=STEPS)
+    ended = train(world, arms, theory.BETA, steps=STEPS, watch=lambda step, _: progress.update(bar, completed=step))
+    ends = dict(zip([a.label for a in arms], world.probs(ended)))
 
     def far(p: Tensor, q: Tensor) -> float:
         return float(solutions.total_variation(p, q))
@@ -83,16 +79,15 @@ def show(out: str, seed: int = 0) -> bool:
         raise UserError(f"--out {out}: cannot make the folder ({e.strerror}); name one you can write to.") from e
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        d = distances(seed, progress=progress)
+        d = distances(seed, progress)
         bar = progress.add_task("checking the theory", total=12)
         results = []
         for check in theory.checks(seed):
             results.append(check)
             progress.advance(bar)
     _estimator_table(d).show(console)
-    console.print(
-        "Targets: Eq. 2 with no guide, Eq. 4 with one. Expected gradient of each estimator's token-level term:"
-    )
+    targets = "Targets: Eq. 2 with no guide, Eq. 4 with one."
+    console.print(f"{targets} Expected gradient of each estimator's token-level term:")
     for row, (_, _, gradient) in ROWS.items():
         console.print(f"  {row:<17} {escape(gradient)}")
     table = Table("holds", "statement", "measured", title="The theory, both sides computed")
