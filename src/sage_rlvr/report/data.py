@@ -17,7 +17,7 @@ from sage_rlvr.evaluate.results import Estimate, Results, results
 from sage_rlvr.files import read_json
 from sage_rlvr.report.find import EvalRun, FoundRuns, TrainRun
 from sage_rlvr.report.standing import standing, unhealthy
-from sage_rlvr.stats.counts import RIGHT, TaskCounts
+from sage_rlvr.stats.estimates import first_right
 from sage_rlvr.stats.intervals import RESAMPLES
 
 DRAWS = 20_000_000  # numbers that compare() may hold for a task
@@ -211,15 +211,6 @@ def support(task: str, evals: Sequence[EvalRun]) -> dict[str, Any]:
         drawn[i] = have[0] if len(set(have)) == 1 else have
         rate[i] = [None if j is None or not totals[j] else round(float(share[j]), 3) for j in rows]
     return {"problems": problems, "first": first, "drawn": drawn, "rate": rate}
-
-
-def first_right(task: TaskCounts) -> np.ndarray:
-    """(problems,): 1-based place of the first right sample among those in whole cells; 0 where there is none."""
-    out = np.zeros(len(task.problems), dtype=int)
-    for p, whole in enumerate(task.whole):
-        hit = (task.state[p][whole].reshape(-1) == RIGHT).nonzero()[0]
-        out[p] = hit[0] + 1 if hit.size else 0
-    return out
 
 
 # ---- training ----------------------------------------------------------------------------------------------------

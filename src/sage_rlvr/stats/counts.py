@@ -28,6 +28,8 @@ ERROR = FINISHES.index("error")
 MOST = 10**9  # samples of a task: 22 GB of counts
 COUNTS, VERSION = "counts.json", 1  # the file that ``compact`` writes, and its form
 COLUMNS = ("task", "problem", "seed", "index", "verdict", "finish", "answer", "solution", "tokens", "run", "model")
+# of a sample
+ARRAYS = {"state": np.int8, "finish": np.int8, "answer": np.uint64, "solution": np.uint64, "tokens": np.int32}
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,8 @@ class TaskCounts:
 
     def gaps(self) -> list[Gap]:
         have = (self.state != MISSING).sum(2)
-        return [
-            Gap(self.problems[p], self.seeds[s], int(have[p, s]), self.n) for p, s in zip(*np.nonzero(have < self.n))
-        ]
+        lack = zip(*np.nonzero(have < self.n))
+        return [Gap(self.problems[p], self.seeds[s], int(have[p, s]), self.n) for p, s in lack]
 
     def only(self, problems: Sequence[str]) -> "TaskCounts":
         """The same for some of the problems, in the order given."""
@@ -83,7 +84,7 @@ class TaskCounts:
             return self
         at = {p: i for i, p in enumerate(self.problems)}
         rows = [at[p] for p in problems]
-        arrays = {name: getattr(self, name) for name in ("state", "finish", "answer", "solution", "tokens")}
+        arrays = {name: getattr(self, name) for name in ARRAYS}
         own: dict[str, Any] = {name: None if array is None else array[rows] for name, array in arrays.items()}
         truncated = self.truncated if set(problems) == set(self.problems) else None
         return replace(self, problems=list(problems), truncated=truncated, **own)
@@ -109,8 +110,8 @@ def counts_of(source: "str | Path | SampleStore | Counts") -> Counts:
     """Reads a store once, a batch at a time; where there is none, the counts.json that stands for one."""
     if isinstance(source, Counts):
         return source
-    if not isinstance(source, SampleStore) and (record := read_compact(source)) is not None:
-        return record
+    if not isinstance(source, SampleStore) and _is_compact(source):
+        return from_compact(read_json(Path(source, COUNTS)), source)
     store = source if isinstance(source, SampleStore) else SampleStore(source, readonly=True)
     tally = _Tally()
     for batch in store.scan(COLUMNS):
@@ -134,31 +135,26 @@ class _Tally:
 
     def __init__(self) -> None:
         self.keys, self.run, self.model = Keys(), "", ""
-        self.state, self.finish = np.zeros((64, 64), np.int8), np.zeros((64, 64), np.int8)
-        self.answer, self.solution = np.zeros((64, 64), np.uint64), np.zeros((64, 64), np.uint64)
-        self.tokens = np.zeros((64, 64), np.int32)
+        self.arrays: dict[str, np.ndarray] = {name: np.zeros((64, 64), dtype) for name, dtype in ARRAYS.items()}
 
     def add(self, batch: pa.RecordBatch) -> None:
         rows, columns = self.keys.locate(batch), batch.column("index").to_numpy()
-        shape = self.keys.bits.shape
-        for name in ("state", "finish", "answer", "solution", "tokens"):
-            setattr(self, name, grown(getattr(self, name), *shape))
         verdict = batch.column("verdict").to_numpy(zero_copy_only=False).astype(float)  # a null becomes nan
         finish = pc.index_in(batch.column("finish"), pa.array(FINISHES)).to_numpy()
         answer = _hashes(batch.column("answer"))
         right = (verdict >= 1) & ~((finish == LENGTH) & (answer == 0))  # cut off before an answer: wrong
-        self.state[rows, columns] = np.where(np.isnan(verdict), UNVERIFIABLE, np.where(right, RIGHT, WRONG))
-        self.finish[rows, columns] = finish
-        self.answer[rows, columns] = answer
-        self.solution[rows, columns] = _hashes(batch.column("solution"))
-        self.tokens[rows, columns] = batch.column("tokens").to_numpy()
+        state = np.where(np.isnan(verdict), UNVERIFIABLE, np.where(right, RIGHT, WRONG))
+        solution, tokens = _hashes(batch.column("solution")), batch.column("tokens").to_numpy()
+        for name, values in zip(ARRAYS, (state, finish, answer, solution, tokens)):
+            self.arrays[name] = grown(self.arrays[name], *self.keys.bits.shape)
+            self.arrays[name][rows, columns] = values
         self.run, self.model = batch.column("run")[0].as_py(), batch.column("model")[0].as_py()
 
     def task(self, name: str, asked: Asked | None) -> TaskCounts:
         cells = {cell[1:]: row for cell, row in self.keys.rows.items() if cell[0] == name}
         seeds = sorted({s for _, s in cells} | set(asked.seeds if asked else ()))
         problems = list(dict.fromkeys([*(asked.problems if asked else ()), *(p for p, _ in cells)]))
-        doubtful = {p for (p, _), row in cells.items() if (self.state[row] == UNVERIFIABLE).any()}
+        doubtful = {p for (p, _), row in cells.items() if (self.arrays["state"][row] == UNVERIFIABLE).any()}
         left_out = asked.unverifiable if asked else ()
         unsampled = [p for p in left_out if p not in set(problems)]  # the others were judged after all
         dropped = [*unsampled, *(p for p in problems if p in doubtful)]
@@ -171,22 +167,13 @@ class _Tally:
             out[at < 0] = 0  # a cell that never began
             return out
 
-        return TaskCounts(
-            name,
-            problems,
-            seeds,
-            n,
-            state=pick(self.state),
-            finish=pick(self.finish),
-            answer=pick(self.answer),
-            solution=pick(self.solution),
-            tokens=pick(self.tokens).sum(2, dtype=np.int64),
-            unverifiable=list(dict.fromkeys(dropped)),
-        )
+        arrays: dict[str, Any] = {array: pick(table) for array, table in self.arrays.items()}
+        arrays["tokens"] = arrays["tokens"].sum(2, dtype=np.int64)
+        return TaskCounts(name, problems, seeds, n, unverifiable=list(dict.fromkeys(dropped)), **arrays)
 
     def _size(self, name: str, at: np.ndarray, asked: Asked | None) -> int:
         """How many samples of each cell are counted. ``at``: (problems, seeds), the row of each, −1 where there is none."""
-        there = np.where(at[..., None] < 0, False, self.state[at] != MISSING)
+        there = np.where(at[..., None] < 0, False, self.arrays["state"][at] != MISSING)
         seen = int(np.flatnonzero(there.any((0, 1))).max(initial=-1)) + 1
         leading = (
             np.logical_and.accumulate(there, axis=2).sum(2).max(1, initial=0)
@@ -246,9 +233,13 @@ def hash_of(text: str) -> int:
 # which samples were drawn.
 
 
+def _is_compact(folder: str | Path) -> bool:
+    return Path(folder, COUNTS).is_file() and not Path(folder, "store.json").is_file()
+
+
 def compact(folder: str | Path) -> dict[str, Any]:
     """The record of a run's folder, as JSON: task → problem → seed by seed [wrong, {right solution: times}, tokens]."""
-    if not Path(folder, "store.json").is_file() and Path(folder, COUNTS).is_file():
+    if _is_compact(folder):
         return read_json(Path(folder, COUNTS))
     counts, texts = counts_of(folder), _solutions(folder)
     tasks = {name: _cells(task, texts) for name, task in counts.tasks.items()}
@@ -317,10 +308,3 @@ def _arrays(name: str, task: dict[str, Any]) -> TaskCounts:
         unverifiable=task["unverifiable"],
         truncated=task["truncated"] / max(1, int(drawn.sum())),
     )
-
-
-def read_compact(folder: str | Path) -> Counts | None:
-    """What counts_of asks first; None where the folder has a store, or nothing of ours."""
-    if Path(folder, "store.json").is_file() or not Path(folder, COUNTS).is_file():
-        return None
-    return from_compact(read_json(Path(folder, COUNTS)), folder)

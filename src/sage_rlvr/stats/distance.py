@@ -55,25 +55,17 @@ def excesses(runs: Sequence[Run], references: Sequence[str]) -> list[Excess]:
         if member.any():
             # the excess is the sum of the runs' heights with these weights
             weights = member / member.sum() - design[member].mean(0) @ fit
-            arms = _arms(runs, weights)
-            above = {k: crossed([_table(own, weights, e) for own in arms]).interval() for k, e in off.items()}
+            arms: dict[str, list[int]] = {}  # variant → its runs that count
+            for i in np.flatnonzero(weights).tolist():
+                arms.setdefault(runs[i].variant, []).append(i)
+            # an arm's (seeds, problems): the sum of the arms' means is that of the weighted runs
+            above = {
+                k: crossed([len(at) * weights[at, None] * e[at] for at in arms.values()]).interval()
+                for k, e in off.items()
+            }
             span = float(root[member].min() ** 2), float(root[member].max() ** 2)
             found.append(Excess(family, tuple(references), int(member.sum()), span, above))
     return found
-
-
-def _arms(runs: Sequence[Run], weights: np.ndarray) -> list[list[int]]:
-    """The runs of each arm that counts."""
-    arms: dict[str, list[int]] = {}
-    for i, run in enumerate(runs):
-        if weights[i] != 0:
-            arms.setdefault(run.variant, []).append(i)
-    return [*arms.values()]
-
-
-def _table(own: list[int], weights: np.ndarray, off: np.ndarray) -> np.ndarray:
-    """An arm's (seeds, problems); the sum of the arms' means is that of the weighted runs."""
-    return len(own) * weights[own, None] * off[own]
 
 
 def curve_at(runs: Sequence[Run], k: int, kl: np.ndarray) -> np.ndarray:

@@ -89,7 +89,14 @@ def rates(task: TaskCounts) -> dict[str, float]:
 
 def solved_in(task: TaskCounts, budget: int) -> np.ndarray:
     """(problems,) bool: a right one among the first ``budget`` samples of the whole cells, by seed and then by index."""
-    out = np.zeros(len(task.problems), dtype=bool)
+    first = first_right(task)
+    return (first > 0) & (first <= budget)
+
+
+def first_right(task: TaskCounts) -> np.ndarray:
+    """(problems,): 1-based place of the first right sample among those in whole cells; 0 where there is none."""
+    out = np.zeros(len(task.problems), dtype=int)
     for p, whole in enumerate(task.whole):
-        out[p] = (task.state[p][whole].reshape(-1)[:budget] == RIGHT).any()
+        hit = (task.state[p][whole].reshape(-1) == RIGHT).nonzero()[0]
+        out[p] = hit[0] + 1 if hit.size else 0
     return out

@@ -169,13 +169,10 @@ def linearised(
     return replace(crossed(*moved), mean=float(np.mean(values)))
 
 
+@lru_cache(maxsize=4096)
 def student(p: float, df: float) -> float:
     """The quantile p > 1/2 of Student's distribution. t = √df·tan θ has the density ∝ cos(θ)^(df−1) in θ."""
-    return _student(float(p), float(np.clip(df, 1.0, MOST)))
-
-
-@lru_cache(maxsize=4096)
-def _student(p: float, df: float) -> float:
+    df = min(max(df, 1.0), MOST)
     whole = math.sqrt(math.pi) * math.exp(math.lgamma(df / 2) - math.lgamma((df + 1) / 2))  # over all θ
     low, high = 0.0, math.pi / 2
     while high - low > 1e-13 * high:

@@ -34,9 +34,7 @@ def common_problems(runs: list[TaskCounts]) -> list[str]:
     """Problems that every run has whole, in the first run's order."""
     if not runs:
         return []
-    shared = set.intersection(
-        *({p for p, whole in zip(r.problems, np.atleast_1d(r.whole.all(1))) if whole} for r in runs)
-    )
+    shared = set.intersection(*({r.problems[i] for i in np.flatnonzero(r.whole.all(1))} for r in runs))
     return [p for p in runs[0].problems if p in shared]
 
 
@@ -77,11 +75,8 @@ def as_markdown(rows: list[Row]) -> str:
 
 
 def columns(ks: list[int]) -> list[str]:
-    return [
-        *("task", "variant", "seeds"),
-        *(f"pass@{k}" for k in ks),
-        *("distinct right", "lost", "gained", "tokens", "truncated"),
-    ]
+    passes = [f"pass@{k}" for k in ks]
+    return ["task", "variant", "seeds", *passes, "distinct right", "lost", "gained", "tokens", "truncated"]
 
 
 def markdown(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
@@ -98,17 +93,10 @@ def shown(x: Interval | None, digits: int = 3, sign: str = "") -> str:
 
 
 def cells(row: Row, ks: list[int]) -> list[str]:
+    passes = [shown(row.pass_at.get(k)) for k in ks]
     lost = ["–", "–"] if row.variant == "base" else [f"{row.lost:.1f}", f"{row.gained:.1f}"]
-    return [
-        row.task,
-        row.variant,
-        str(row.seeds),
-        *(shown(row.pass_at.get(k), 3) for k in ks),
-        shown(row.solutions, 2),
-        *lost,
-        f"{row.tokens:.0f}",
-        "–" if row.truncated is None else f"{row.truncated:.1%}",
-    ]
+    cut = "–" if row.truncated is None else f"{row.truncated:.1%}"
+    return [row.task, row.variant, str(row.seeds), *passes, shown(row.solutions, 2), *lost, f"{row.tokens:.0f}", cut]
 
 
 def plain(x: Any) -> Any:
@@ -119,8 +107,8 @@ def plain(x: Any) -> Any:
         return {str(k): plain(v) for k, v in x.items()}
     if isinstance(x, list | tuple):
         return [plain(v) for v in x]
-    if isinstance(x, np.generic):
-        x = x.item()
+    if isinstance(x, np.generic | np.ndarray):
+        return plain(x.tolist())
     return None if isinstance(x, float) and not math.isfinite(x) else x
 
 
