@@ -57,9 +57,8 @@ def grid(runs: Sequence[str | Path], task: str | None = None) -> Grid:
     top = min(own.tasks[task].n for own in counts.values())
     common, _ = shared(list(counts.values()), task, top)
     if not common[0].problems:
-        raise UserError(
-            f"grid: the runs share no problem of {task} with {top} samples; evaluate them on the same ones."
-        )
+        short = f"no problem of {task} with {top} samples"
+        raise UserError(f"grid: the runs share {short}; evaluate them on the same ones.")
     values = {folder: pass_table(own, [1, top]).mean(0) for folder, own in zip(counts, common)}
     cells = []
     for place in sorted(set(places.values())):

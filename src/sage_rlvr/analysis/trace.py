@@ -279,9 +279,8 @@ def _reference(points: Sequence[Checkpoint], record: dict[str, Any] | None) -> M
     if record and own.get("sft"):
         sft = Path(own.get("sft_dir") or Path(record["folder"]).resolve().parent / "sft")
         if not sft.exists():
-            raise UserError(
-                f"the SFT stage that {record['folder']} began with is not at {sft}; name it with reference."
-            )
+            began = record["folder"]
+            raise UserError(f"the SFT stage that {began} began with is not at {sft}; name it with reference.")
         return source_of(sft)
     if own.get("model_name_or_path"):
         return source_of(own["model_name_or_path"])

@@ -106,9 +106,7 @@ def ranked(tasks: dict[str, Any], traced: set[Problem]) -> list[Problem]:
         rates = np.where(np.isnan(rates), np.nanmean(rates) if np.isfinite(rates).any() else 0, rates)
         spread = rates.var(0).round(9) if rates.size else np.zeros(len(t["problems"]))
         base, *others = list(t["first"].values()) or [[]]
-        lost = [
-            b > 0 and any(other[j] == 0 for other in others) for j, b in enumerate(base)
-        ]  # data.support's ``first``
+        lost = [b > 0 and any(other[j] == 0 for other in others) for j, b in enumerate(base)]
         rank = [((task, p) not in traced, not lost[j], -spread[j], j) for j, p in enumerate(t["problems"])]
         columns.append([(task, t["problems"][j]) for *_, j in sorted(rank)])
     return [p for row in zip_longest(*columns) for p in row if p is not None]

@@ -23,7 +23,7 @@ from sage_rlvr.evaluate.compare import names
 from sage_rlvr.evaluate.results import support
 from sage_rlvr.names import near
 from sage_rlvr.show import figures_analysis as figures
-from sage_rlvr.show.console_eval import support_table
+from sage_rlvr.show.console_eval import print_notes, support_table
 from sage_rlvr.show.style import Figure
 from sage_rlvr.show.tables import Table, digits
 from sage_rlvr.stats.counts import counts_of
@@ -114,11 +114,8 @@ def analyze(
     record = plain({**about, **page.record, "notes": page.notes, "absent": page.absent})
     for table in page.tables:
         table.show(console)
-    for note in page.notes:
-        console.print(Text(f"note: {note}"), soft_wrap=True)
-    for folder, why in page.absent.items():
-        text = why if folder in why else f"{folder}: {why}"
-        console.print(Text(f"not shown: {text}", style="yellow"), soft_wrap=True)
+    absent = [why if folder in why else f"{folder}: {why}" for folder, why in page.absent.items()]
+    print_notes(console, page.notes, [f"not shown: {text}" for text in absent])
     if out is not None:
         files = _write(Path(out), kind, record, page.draw)
         console.print(Text("written: " + ", ".join(map(str, files))), soft_wrap=True)
@@ -182,10 +179,7 @@ def _perplexity(page: Page, thresholds: Sequence[float] = (), **how: Any) -> Non
         for run, t in by_run.items()
     ]
     page.table(f"perplexity under {scorer.name}; share of samples above", columns, rows)
-    each = {
-        run: {t: {p: x.tolist() for p, x in by.items()} for t, by in tasks.items()} for run, tasks in values.items()
-    }
-    page.record = {"scorer": scorer.name, "thresholds": marks, "runs": by_run, "values": each}
+    page.record = {"scorer": scorer.name, "thresholds": marks, "runs": by_run, "values": values}
     page.draw = lambda path: figures.perplexity_figure(pooled, marks, path)
 
 
@@ -271,8 +265,7 @@ def trace_page(
             console.print(f"traced {done:,}/{total:,}", end="\r", highlight=False)
 
     traced = trace(run, checkpoints, progress=progress, **opts)
-    for note in traced.notes:
-        console.print(Text(f"not shown: {note}", style="yellow"), soft_wrap=True)
+    print_notes(console, (), [f"not shown: {note}" for note in traced.notes])
     text = (
         f"{traced.samples:,} completions through {len(traced.checkpoints)} checkpoints ({', '.join(traced.checkpoints)}), "
         f"guide {traced.settings['guide']}; {traced.written:,} rows are new. written: {traced.folder}\n"

@@ -1,13 +1,13 @@
 """What ``sage-rlvr results`` and ``sage-rlvr compare`` print and write."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.evaluate.compare import AVERAGE, Cell, Comparison, compare, some
+from sage_rlvr.evaluate.compare import AVERAGE, Cell, Comparison, Row, compare, some
 from sage_rlvr.evaluate.results import Average, Results, SupportTask, TaskResult, results
 from sage_rlvr.show.figures_eval import Curves, pass_at_k_figure
 from sage_rlvr.show.tables import Table, bracketed, digits
@@ -25,18 +25,16 @@ def show_results(
     console = console or Console()
     found = results(folder, level=level, base=base)
     _results_table(found).show(console)
-    console.print(
-        Text(f"brackets: {level:.0%} bootstrap intervals over problems; ±: standard deviation over seeds", "dim")
-    )
+    caption = f"brackets: {level:.0%} bootstrap intervals over problems; ±: standard deviation over seeds"
+    console.print(Text(caption, "dim"))
     _rates_table(found).show(console)
     both = compare([folder] if base is None else [base, folder], level, partial=True)
     if found.support:
         _change_table(both).show(console)
         support_table({found.run: found.support}, str(base)).show(console)
-    _print_notes(console, _run_notes(found), [])
-    curves = {name: {Path(folder).resolve().name: t.pass_at} for name, t in found.tasks.items() if t.pass_at}
-    if found.average and len(found.average.tasks) > 1:
-        curves[AVERAGE] = {Path(folder).resolve().name: found.average.pass_at}
+    print_notes(console, _run_notes(found))
+    groups = dict(found.tasks) | ({AVERAGE: found.average} if found.average and len(found.average.tasks) > 1 else {})
+    curves = {name: {Path(folder).resolve().name: t.pass_at} for name, t in groups.items() if t.pass_at}
     _write(console, Path(out or folder), {"results.json": found.to_json()}, both, curves)
     return found
 
@@ -55,7 +53,7 @@ def show_comparison(
     if len(found.rows) > 1:
         _change_table(found).show(console)
     console.print(Text(_about(found), style="dim"))
-    _print_notes(console, found.notes, _not_shown(found))
+    print_notes(console, found.notes, _not_shown(found))
     if out is not None:
         groups = dict.fromkeys(g for g, _ in found.columns)
         curves = {g: {row.name: row.cells[g] for row in found.rows if g in row.cells} for g in groups}
@@ -129,21 +127,16 @@ def support_table(runs: Mapping[str, Mapping[str, SupportTask]], base: str) -> T
 
 
 def comparison_table(c: Comparison) -> Table:
-    table = Table("", _columns(c), [])
-    for row in c.rows:
-        table.rows.append((row.name, *(_value(row.cells.get(g, {}).get(k)) for g, k in c.columns)))
-    return table
+    return _by_column(c, "", c.rows, _value)
 
 
 def _change_table(c: Comparison) -> Table:
-    table = Table(f"paired differences from {c.rows[0].name}", _columns(c), [])
-    for row in c.rows[1:]:
-        table.rows.append((row.name, *(_change(row.cells.get(g, {}).get(k)) for g, k in c.columns)))
-    return table
+    return _by_column(c, f"paired differences from {c.rows[0].name}", c.rows[1:], _change)
 
 
-def _columns(c: Comparison) -> list[str]:
-    return ["run", *(f"{g} pass@{k}" for g, k in c.columns)]
+def _by_column(c: Comparison, title: str, rows: Sequence[Row], tell: Callable[[Cell | None], str]) -> Table:
+    cells = [[row.name, *(tell(row.cells.get(g, {}).get(k)) for g, k in c.columns)] for row in rows]
+    return Table(title, ["run", *(f"{g} pass@{k}" for g, k in c.columns)], [*cells])
 
 
 def _value(cell: Cell | None) -> str:
@@ -181,16 +174,15 @@ def _run_notes(r: Results) -> list[str]:
     out = list(r.notes)
     for name, t in r.tasks.items():
         if t.unverifiable:
-            out.append(
-                f"{name}: {len(t.unverifiable)} problems with an unverifiable gold dropped ({some(t.unverifiable)})"
-            )
+            dropped = f"{len(t.unverifiable)} problems with an unverifiable gold dropped"
+            out.append(f"{name}: {dropped} ({some(t.unverifiable)})")
         if t.incomplete:
             cells = [f"{g.problem} seed {g.seed}: {g.have} of {g.want}" for g in t.incomplete]
             out.append(f"{name}: {len(cells)} (problem, seed) cells are incomplete and not counted ({some(cells)})")
     return out
 
 
-def _print_notes(console: Console, notes: Sequence[str], absent: Sequence[str]) -> None:
+def print_notes(console: Console, notes: Sequence[str], absent: Sequence[str] = ()) -> None:
     for note in notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)
     for sentence in absent:

@@ -28,13 +28,8 @@ def patterns_figure(runs: Mapping[str, Mapping[str, TaskPatterns]], path: Path) 
                 y = np.array([f.per_problem for f in own])
                 reach = np.abs(np.array([[f.low, f.high] for f in own]).T - y)
                 at = np.arange(len(names)) + (i - (len(runs) - 1) / 2) * wide
-                style = {
-                    "color": INK[i % len(INK)],
-                    "hatch": HATCH[i % len(HATCH)],
-                    "edgecolor": "white",
-                    "alpha": 0.75,
-                }
-                ax.bar(at, y, wide, yerr=np.nan_to_num(reach), label=run, **style)
+                style = {"color": INK[i % len(INK)], "hatch": HATCH[i % len(HATCH)], "edgecolor": "white"}
+                ax.bar(at, y, wide, yerr=np.nan_to_num(reach), label=run, alpha=0.75, **style)
                 words.append(f"{task}, {run}: " + ", ".join(f"{n} {v:.3f}" for n, v in zip(names, y)))
             ax.set(title=task, ylabel="share of right solutions", ylim=(0, None))
             ax.set_xticks(range(len(names)), names, rotation=15)

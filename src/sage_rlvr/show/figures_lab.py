@@ -30,12 +30,9 @@ def distance_figure(final: dict[str, dict[str, float]], path: Path) -> Figure:
         ax.set_xlabel("distance to that solution (total variation); 0: there")
         ax.set_title("Only k1-reward ends at the solution that the KL penalty promises", loc="left", fontweight="bold")
         legend(figure, axes)
-        told = "; ".join(
-            f"{name}: {', '.join(f'{_called(g)} {x:.3f}' for g, x in by.items())}" for name, by in final.items()
-        )
-        return save(
-            figure, path, f"Distance between where training ends and its target, by estimator and guide. {told}."
-        )
+        told = {name: ", ".join(f"{_called(g)} {x:.3f}" for g, x in by.items()) for name, by in final.items()}
+        about = "Distance between where training ends and its target, by estimator and guide."
+        return save(figure, path, f"{about} {'; '.join(f'{name}: {x}' for name, x in told.items())}.")
 
 
 def _called(guide: str) -> str:

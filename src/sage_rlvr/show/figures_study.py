@@ -105,12 +105,11 @@ def draw_distance(path: str | Path, runs: Sequence[Run], references: Sequence[st
     with panels(2, width=5.6, height=4.2) as (figure, axes):
         for ax, k in zip(axes.flat, (1, n)):
             for reference, dashes in zip(references, cycle(("-", "--", ":"))):
-                kls = [run.kl for run in own[reference]]
-                grid = np.linspace(min(kls), max(kls), 100)
-                ax.plot(*zip(*(_mean([run], k) for run in own[reference])), ".", color=GREY, ms=3)
-                ax.plot(
-                    grid, curve_at(own[reference], k, grid), dashes, color=GREY, lw=1.2, label=f"{reference}, each run"
-                )
+                points = [_mean([run], k) for run in own[reference]]
+                grid = np.linspace(min(points)[0], max(points)[0], 100)
+                ax.plot(*zip(*points), ".", color=GREY, ms=3)
+                line_style = {"color": GREY, "lw": 1.2, "label": f"{reference}, each run"}
+                ax.plot(grid, curve_at(own[reference], k, grid), dashes, **line_style)
             for i, family in enumerate(others):
                 at = zip(*(_mean(arm, k) for arm in arms[family].values()))
                 ax.plot(*at, label=family, **(line(i) | {"ls": "none"}))

@@ -135,7 +135,7 @@ def figure7(runs: Runs, path: Path) -> Drawn:
             words += [f"{place[1]}, {row}: {quantile_words(x)}" for row, x in here.items()]
         legend(figure, axes)
         made = save(figure, path, "Perplexity of samples under the base. " + "; ".join(words) + ".")
-    return made, {row: {f"{t}/{p}": x.tolist() for (t, p), x in by.items()} for row, by in values.items()}
+    return made, {row: {f"{t}/{p}": x for (t, p), x in by.items()} for row, by in values.items()}
 
 
 def _first_two(rows: Mapping[str, list[Path]]) -> list[str]:

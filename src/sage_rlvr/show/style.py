@@ -23,9 +23,7 @@ class Figure:
 
 def line(i: int) -> dict[str, Any]:
     """Keywords for the i-th line of a plot. No two of 32 share colour and dash, no two of 64 colour and marker."""
-    again = i // len(
-        INK
-    )  # each round of the colours meets the next dash and the next marker; every second one is hollow
+    again = i // len(INK)  # each round of colours meets the next dash and marker; every second one is hollow
     style = {"color": INK[i % len(INK)], "ls": DASH[(i + again) % len(DASH)], "marker": MARK[(i + again) % len(MARK)]}
     return style | {"ms": 3.5, "lw": 1.6} | ({"mfc": "none"} if again % 2 else {})
 
