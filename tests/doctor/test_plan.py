@@ -315,7 +315,7 @@ def test_what_our_head_holds(case, monkeypatch):
     n, vocab, width = 4000, 50_000, 512
     nothing = lambda *args, **kwargs: None  # noqa: E731
     monkeypatch.setattr(functions, "product", nothing)
-    monkeypatch.setattr(functions, "_check_targets", nothing)
+    monkeypatch.setattr(functions, "_check", nothing)
     kernels = SimpleNamespace(fold=nothing, rescale=nothing, directions=nothing, logit_gradients=nothing)
     monkeypatch.setattr(functions, "tile_functions", lambda *_: kernels)
     if case == "learns, no room":

@@ -76,9 +76,9 @@ MUTANTS = [
         "head/functions.py",
         FUNCTIONS,
         (
-            "the gradient takes the first rows' weights, not those of the rows that count",
-            "weights_n = grad_logps_N if rows_n is None else grad_logps_N.index_select(0, rows_n)",
-            "weights_n = grad_logps_N if rows_n is None else grad_logps_N[: len(rows_n)]",
+            "the answers go to the first rows, not to those that count",
+            "x.new_zeros(total).index_copy(0, rows_n, x)",
+            "x.new_zeros(total).index_copy(0, torch.arange(len(x)), x)",
             "test_masked_positions_are_skipped[frozen]",
         ),
         (

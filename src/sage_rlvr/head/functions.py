@@ -29,6 +29,7 @@ from sage_rlvr.head.tiles import Tiles, frozen_tiles, multiprocessors, product, 
 class Settings:
     shape: Shape
     entropy: bool
+    entropy_grad: bool
     dtype: torch.dtype  # of the factors: the hidden states', or autocast's
     tiles: Tiles | None
 
@@ -57,31 +58,36 @@ def logps_and_entropies(
     ``entropy_grad``. Where ``mask_N`` is 0 both are 0 and nothing is computed: the target may be anything there. Without
     ``entropy`` the second is None. ``chunk`` is (tokens, vocabulary) of a tile; None chooses by bytes.
     """
-    _check(hidden_ND, weight_VD, targets_N, bias, mask_N, temperature, softcap, entropy, entropy_grad)
-    device = hidden_ND.device.type
+    _check(hidden_ND, weight_VD, targets_N, bias, mask_N)
+    if temperature <= 0 or (softcap is not None and softcap <= 0):
+        raise UserError(f"temperature={temperature} and softcap={softcap} must be above 0.")
+    if entropy_grad and not entropy:
+        raise UserError("entropy_grad=True needs entropy=True.")
+    device, total = hidden_ND.device.type, len(hidden_ND)
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_ND.dtype
-    shape = Shape(float(temperature), None if softcap is None else float(softcap), float(logit_scale))
-    settings = Settings(shape, entropy, dtype, None if chunk is None else Tiles(*chunk))
-    rows_n = None if mask_N is None else mask_N.nonzero().squeeze(1)
-    _check_targets(targets_N, rows_n, len(weight_VD))
+    shape = Shape(temperature, softcap, logit_scale)
+    settings = Settings(shape, entropy, entropy_grad, dtype, None if chunk is None else Tiles(*chunk))
+    if mask_N is not None:
+        rows_n = mask_N.nonzero().squeeze(1)
+        hidden_ND, targets_N = hidden_ND.index_select(0, rows_n), targets_N.index_select(0, rows_n)
+    inputs = hidden_ND, weight_VD, bias, targets_N, settings
+    learns = weight_VD.requires_grad or (bias is not None and bias.requires_grad)
     with torch.autocast(device, enabled=False):
-        if not torch.is_grad_enabled() or not any(
-            t is not None and t.requires_grad for t in (hidden_ND, weight_VD, bias)
-        ):
-            done = _read(hidden_ND, weight_VD, bias, targets_N, rows_n, settings)
-            logps, entropies = _spread(done, rows_n, len(hidden_ND))
+        if not (torch.is_grad_enabled() and (learns or hidden_ND.requires_grad)):
+            done = _read(*inputs)
+            logps, entropies = done.logps, done.entropies
+        elif entropy_grad or (learns and not _fits(hidden_ND, weight_VD, dtype)):
+            logps, entropies = _Recomputed.apply(*inputs)
         else:
-            learns = weight_VD.requires_grad or (bias is not None and bias.requires_grad)
-            again = entropy_grad or (learns and not _fits(hidden_ND, weight_VD, rows_n, dtype))
-            run, how = (_Recomputed, entropy_grad) if again else (_Directed, learns)
-            logps, entropies = run.apply(hidden_ND, weight_VD, bias, targets_N, rows_n, settings, how)
+            logps, entropies = _Directed.apply(*inputs)
+    if mask_N is not None:
+        logps, entropies = (x.new_zeros(total).index_copy(0, rows_n, x) for x in (logps, entropies))
     return logps, entropies if entropy else None
 
 
-def _fits(hidden: Tensor, weight: Tensor, rows_n: Tensor | None, dtype: torch.dtype) -> bool:
+def _fits(hidden: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
     """The head learns, and its exponentials may wait. Not in float16: over a large sum the rows' weights would be 0 there."""
-    n = len(hidden) if rows_n is None else len(rows_n)
-    small = 0 < n * len(weight) * dtype.itemsize <= tiles.KEPT
+    small = 0 < len(hidden) * len(weight) * dtype.itemsize <= tiles.KEPT
     return small and weight.requires_grad and hidden.requires_grad and dtype != torch.float16
 
 
@@ -105,61 +111,38 @@ def _spans(total: int, step: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, total)
 
 
-def _rows_of(tensor: Tensor, rows_n: Tensor | None, a: int, b: int) -> Tensor:
-    return tensor[a:b] if rows_n is None else tensor.index_select(0, rows_n[a:b])
-
-
-def _spread(done: Softmax, rows_n: Tensor | None, n: int) -> tuple[Tensor, Tensor]:
-    """Back to all N positions, 0 where nothing was computed."""
-    if rows_n is None:
-        return done.logps, done.entropies
-    zeros = done.logps.new_zeros(n)
-    return zeros.index_copy(0, rows_n, done.logps), zeros.index_copy(0, rows_n, done.entropies)
-
-
 def _joined(parts: list[Softmax], like: Tensor, sums: torch.dtype) -> Softmax:
     if not parts:  # no position counts
         return Rows.new(0, like.device, sums).close()
     return Softmax(**{name: torch.cat([vars(part)[name] for part in parts]) for name in vars(parts[0])})
 
 
-def _read(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, rows_n: Tensor | None, settings: Settings
-) -> Softmax:
+def _read(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: Settings) -> Softmax:
     """One matrix pass: the statistics alone."""
-    n, vocab = len(targets) if rows_n is None else len(rows_n), len(weight)
+    n, vocab = len(targets), len(weight)
     cut = settings.tiles or reading_tiles(n, vocab)
     run = tile_functions(hidden.device, settings.dtype)
     tile_MC = torch.empty(cut.tokens, cut.vocab, device=hidden.device, dtype=settings.sums)
+    options: dict[str, Any] = {"entropy": settings.entropy, "room": limit(settings.dtype)}
     parts = []
     for a, b in _spans(n, cut.tokens):
-        hidden_MD = _rows_of(hidden, rows_n, a, b).to(settings.dtype)
-        targets_M = _rows_of(targets, rows_n, a, b)
+        hidden_MD = hidden[a:b].to(settings.dtype)
         rows = Rows.new(b - a, hidden.device, settings.sums)
         for c, d in _spans(vocab, cut.vocab):
             logits_MC = tile_MC[: b - a, : d - c]
             product(logits_MC, hidden_MD, weight[c:d].to(settings.dtype).t())
             bias_C = None if bias is None else bias[c:d]
-            room = limit(settings.dtype)
-            run.fold(
-                logits_MC, bias_C, targets_M, c, rows, settings.shape, None, None, entropy=settings.entropy, room=room
-            )
+            run.fold(logits_MC, bias_C, targets[a:b], c, rows, settings.shape, None, None, **options)
         parts.append(rows.close())
     return _joined(parts, hidden, settings.sums)
 
 
 def _read_with_directions(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    rows_n: Tensor | None,
-    settings: Settings,
-    plane_nV: Tensor | None = None,
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: Settings, plane_nV: Tensor | None
 ) -> tuple[Softmax, Tensor]:
     """Two matrix passes: the statistics, and ∂logp/∂hidden of each token (n, D). ``plane_nV`` gets −∂logp/∂product, each row
     times its total ÷ gain; the second pass is then one product a span of tokens, whose sum is written once."""
-    n, (vocab, width) = len(targets) if rows_n is None else len(rows_n), weight.shape
+    n, (vocab, width) = len(targets), weight.shape
     units = multiprocessors(hidden.device)
     cut = settings.tiles or frozen_tiles(n, vocab, width, settings.dtype.itemsize, units)
     run = tile_functions(hidden.device, settings.dtype)
@@ -168,23 +151,19 @@ def _read_with_directions(
     if plane_nV is None:
         exps_MC = torch.empty(cut.tokens, cut.vocab, device=hidden.device, dtype=settings.dtype)
     out_nD = torch.empty(n, width, device=hidden.device, dtype=settings.sums)
+    options: dict[str, Any] = {"entropy": settings.entropy, "room": limit(settings.dtype)}
     parts = []
     for a, b in _spans(n, cut.tokens):
-        hidden_MD = _rows_of(hidden, rows_n, a, b).to(settings.dtype)
-        targets_M = _rows_of(targets, rows_n, a, b)
+        hidden_MD, targets_M, sum_MD = hidden[a:b].to(settings.dtype), targets[a:b], out_nD[a:b]
         rows = Rows.new(b - a, hidden.device, settings.sums)
-        sum_MD = out_nD[a:b]
         for c, d in _spans(vocab, cut.vocab):
             logits_MC = tile_MC[: b - a, : d - c]
             e_MC = exps_MC[: b - a, : d - c] if plane_nV is None else plane_nV[a:b, c:d]
             weight_CD = weight[c:d].to(settings.dtype)
             product(logits_MC, hidden_MD, weight_CD.t())
             bias_C = None if bias is None else bias[c:d]
-            room = limit(settings.dtype)
             before = sum_MD if c and not at_once else None
-            run.fold(
-                logits_MC, bias_C, targets_M, c, rows, settings.shape, e_MC, before, entropy=settings.entropy, room=room
-            )
+            run.fold(logits_MC, bias_C, targets_M, c, rows, settings.shape, e_MC, before, **options)
             if c and plane_nV is not None:
                 run.rescale(plane_nV[a:b, :c], rows.factor)
             if not at_once:
@@ -192,13 +171,13 @@ def _read_with_directions(
         if at_once:
             product(sum_MD, plane_nV[a:b], weight)  # type: ignore[index]
         done = rows.close()
-        own_M = settings.shape.gain * done.miss * settings.shape.slope(done.target)
-        run.directions(sum_MD, weight, targets_M, own_M, settings.shape.gain / done.total)
+        slope = settings.shape.slope(done.target)
+        run.directions(
+            sum_MD, weight, targets_M, settings.shape.gain * done.miss * slope, settings.shape.gain / done.total
+        )
         if plane_nV is not None:
             place = targets_M.clamp(0, vocab - 1).unsqueeze(1)
-            own = torch.where(
-                done.target.isnan(), done.target, -done.miss * done.total * settings.shape.slope(done.target)
-            )
+            own = torch.where(done.target.isnan(), done.target, -done.miss * done.total * slope)
             plane_nV[a:b].scatter_(1, place, own.to(plane_nV.dtype).unsqueeze(1))
         parts.append(done)
     return _joined(parts, hidden, settings.sums), out_nD
@@ -211,51 +190,41 @@ class _Directed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        rows_n: Tensor | None,
-        settings: Settings,
-        learns: bool,
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: Settings
     ) -> tuple[Tensor, Tensor]:
-        plane_nV = None
+        plane_nV = rest_n = None
+        learns = any(ctx.needs_input_grad[1:3])
         if learns:
-            n, vocab = len(targets) if rows_n is None else len(rows_n), len(weight)
+            n, vocab = len(targets), len(weight)
             stride = -(-vocab // 128) * 128  # products want aligned rows
             plane_nV = torch.empty(n, stride, device=hidden.device, dtype=settings.dtype)[:, :vocab]
-        done, directions_nD = _read_with_directions(hidden, weight, bias, targets, rows_n, settings, plane_nV)
-        rest_n = -settings.shape.gain / done.total if learns else None
-        ctx.save_for_backward(directions_nD, rows_n, plane_nV, rest_n, hidden if learns else None)
-        ctx.settings, ctx.n, ctx.hidden = settings, len(hidden), hidden.dtype
+        done, directions_nD = _read_with_directions(hidden, weight, bias, targets, settings, plane_nV)
+        if learns:
+            rest_n = -settings.shape.gain / done.total
+        ctx.save_for_backward(directions_nD, plane_nV, rest_n, hidden if learns else None)
+        ctx.settings, ctx.hidden = settings, hidden.dtype
         ctx.weight, ctx.bias = weight.dtype, None if bias is None else bias.dtype
-        logps, entropies = _spread(done, rows_n, len(hidden))
-        ctx.mark_non_differentiable(entropies)
-        return logps, entropies
+        ctx.mark_non_differentiable(done.entropies)
+        return done.logps, done.entropies
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_logps_N: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        directions_nD, rows_n, plane_nV, rest_n, hidden = ctx.saved_tensors
-        weights_n = grad_logps_N if rows_n is None else grad_logps_N.index_select(0, rows_n)
-        d_hidden = torch.mul(
-            directions_nD, weights_n.unsqueeze(1), out=torch.empty_like(directions_nD, dtype=ctx.hidden)
-        )
-        if rows_n is not None:
-            d_hidden = d_hidden.new_zeros(ctx.n, d_hidden.shape[1]).index_copy_(0, rows_n, d_hidden)
+    def backward(ctx: Any, weights_n: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        directions_nD, plane_nV, rest_n, hidden_nD = ctx.saved_tensors
+        d_hidden = torch.empty_like(directions_nD, dtype=ctx.hidden)
+        torch.mul(directions_nD, weights_n.unsqueeze(1), out=d_hidden)
         d_weight = d_bias = None
         if plane_nV is not None:
             settings: Settings = ctx.settings
             pull_n1 = (rest_n * weights_n).unsqueeze(1)
-            hidden_nD = hidden if rows_n is None else hidden.index_select(0, rows_n)
-            d_weight = torch.empty(plane_nV.shape[1], hidden.shape[1], device=hidden.device, dtype=ctx.weight)
+            vocab, device = plane_nV.shape[1], plane_nV.device
+            d_weight = torch.empty(vocab, hidden_nD.shape[1], device=device, dtype=ctx.weight)
             product(d_weight, plane_nV.t(), (pull_n1 * hidden_nD).to(settings.dtype))
             if ctx.needs_input_grad[2]:
-                sums_V1 = torch.empty(plane_nV.shape[1], 1, device=hidden.device, dtype=settings.sums)
+                sums_V1 = torch.empty(vocab, 1, device=device, dtype=settings.sums)
                 product(sums_V1, plane_nV.t(), pull_n1.to(settings.dtype))
                 d_bias = sums_V1.squeeze(1).to(ctx.bias)
-        return d_hidden, d_weight, d_bias, None, None, None, None
+        return d_hidden, d_weight, d_bias, None, None
 
 
 class _Recomputed(torch.autograd.Function):
@@ -264,48 +233,27 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        rows_n: Tensor | None,
-        settings: Settings,
-        entropy_grad: bool,
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: Settings
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        done = _read(hidden, weight, bias, targets, rows_n, settings)
-        ctx.save_for_backward(
-            hidden, weight, bias, targets, rows_n, done.reference, done.log_total, done.miss, done.entropies
-        )
+        done = _read(hidden, weight, bias, targets, settings)
+        ctx.save_for_backward(hidden, weight, bias, targets, done.reference, done.log_total, done.miss, done.entropies)
         ctx.settings = settings
-        logps, entropies = _spread(done, rows_n, len(hidden))
-        if not entropy_grad:
-            ctx.mark_non_differentiable(entropies)
-        return logps, entropies
+        if not settings.entropy_grad:
+            ctx.mark_non_differentiable(done.entropies)
+        return done.logps, done.entropies
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_logps_N: Tensor | None, grad_entropies_N: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, rows_n, reference, log_total, miss, entropies = ctx.saved_tensors
+    def backward(ctx: Any, grad_logps: Tensor | None, grad_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, reference, log_total, miss, entropies = ctx.saved_tensors
         settings: Settings = ctx.settings
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        nothing = (None,) * 7
-        if grad_logps_N is None and grad_entropies_N is None:
-            return nothing
-        n, (vocab, width) = len(reference), weight.shape
+        n, (vocab, width) = len(targets), weight.shape
         sums, device = settings.sums, hidden.device
         cut = settings.tiles or square_tiles(n, vocab)
         run = tile_functions(device, settings.dtype)
-
-        def counted(tensor: Tensor | None) -> Tensor | None:
-            if tensor is None:
-                return None
-            return (tensor if rows_n is None else tensor.index_select(0, rows_n)).to(sums).contiguous()
-
-        grad_logps, grad_entropies = counted(grad_logps_N), counted(grad_entropies_N)
-        hidden_nD = (hidden if rows_n is None else hidden.index_select(0, rows_n)).to(settings.dtype)
-        targets_n = targets if rows_n is None else targets.index_select(0, rows_n)
+        hidden_nD = hidden.to(settings.dtype)
         tile_MC = torch.empty(cut.tokens, cut.vocab, device=device, dtype=sums)
         grads_MC = torch.empty(cut.tokens, cut.vocab, device=device, dtype=settings.dtype)
         d_hidden = torch.zeros(n, width, device=device, dtype=sums) if wants_hidden else None
@@ -319,16 +267,8 @@ class _Recomputed(torch.autograd.Function):
                 logits_MC, grad_MC = tile_MC[: b - a, : d - c], grads_MC[: b - a, : d - c]
                 product(logits_MC, hidden_nD[a:b], weight_CD.t())
                 part = Softmax(reference[a:b], miss, log_total[a:b], miss[a:b], miss, miss, entropies[a:b])
-                run.logit_gradients(
-                    grad_MC,
-                    logits_MC,
-                    bias_C,
-                    targets_n[a:b] - c,
-                    part,
-                    settings.shape,
-                    None if grad_logps is None else grad_logps[a:b],
-                    None if grad_entropies is None else grad_entropies[a:b],
-                )
+                pulls = (None if x is None else x[a:b].to(sums).contiguous() for x in (grad_logps, grad_entropies))
+                run.logit_gradients(grad_MC, logits_MC, bias_C, targets[a:b] - c, part, settings.shape, *pulls)
                 if d_hidden is not None:
                     product(d_hidden[a:b], grad_MC, weight_CD, add=True)
                 if d_tile is not None:
@@ -337,48 +277,23 @@ class _Recomputed(torch.autograd.Function):
                     d_bias[c:d] += grad_MC.sum(0, dtype=sums)
             if d_weight is not None and d_tile is not None and n:
                 d_weight[c:d] = d_tile[: d - c]
-        if d_hidden is not None:
-            d_hidden = d_hidden.to(hidden.dtype)
-            if rows_n is not None:
-                d_hidden = torch.zeros_like(hidden).index_copy_(0, rows_n, d_hidden)
-        return d_hidden, d_weight, None if d_bias is None else d_bias.to(bias.dtype), None, None, None, None
+        d_hidden = None if d_hidden is None else d_hidden.to(hidden.dtype)
+        return d_hidden, d_weight, None if d_bias is None else d_bias.to(bias.dtype), None, None
 
 
 # ---- what cannot work --------------------------------------------------------------------------------------------------
 
 
-def _check(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    temperature: float,
-    softcap: float | None,
-    entropy: bool,
-    entropy_grad: bool,
-) -> None:
+def _check(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, mask: Tensor | None) -> None:
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
         raise UserError(
             f"hidden_ND {tuple(hidden.shape)} and weight_VD {tuple(weight.shape)} must be (N, D) and (V, D) of one D."
         )
-    for name, tensor, length in (
-        ("targets_N", targets, len(hidden)),
-        ("mask_N", mask, len(hidden)),
-        ("bias", bias, len(weight)),
-    ):
+    n, vocab = len(hidden), len(weight)
+    for name, tensor, length in (("targets_N", targets, n), ("mask_N", mask, n), ("bias", bias, vocab)):
         if tensor is not None and tuple(tensor.shape) != (length,):
             raise UserError(f"{name} has shape {tuple(tensor.shape)}; it must be ({length},).")
-    if temperature <= 0 or (softcap is not None and softcap <= 0):
-        raise UserError(f"temperature={temperature} and softcap={softcap} must be above 0.")
-    if entropy_grad and not entropy:
-        raise UserError("entropy_grad=True needs entropy=True.")
-
-
-def _check_targets(targets: Tensor, rows_n: Tensor | None, vocab: int) -> None:
-    """On the CPU, where looking costs nothing; on a GPU a target outside the vocabulary gives NaN instead."""
-    if targets.is_cuda:
-        return
-    counted = targets if rows_n is None else targets[rows_n]
-    if bool(((counted < 0) | (counted >= vocab)).any()):
-        raise UserError(f"a target that counts lies outside the vocabulary of {vocab}: leave it out with mask_N.")
+    if not targets.is_cuda:  # where looking costs nothing; on a GPU a target outside the vocabulary gives NaN instead
+        counted = targets if mask is None else targets[mask.bool()]
+        if bool(((counted < 0) | (counted >= vocab)).any()):
+            raise UserError(f"a target that counts lies outside the vocabulary of {vocab}: leave it out with mask_N.")

@@ -52,9 +52,7 @@ class Rows:
     reference: Tensor
     mass: Tensor
     moment: Tensor
-    target: (
-        Tensor  # x_y; NaN until the target's tile was seen, so that a target outside the vocabulary is not overlooked
-    )
+    target: Tensor  # x_y; NaN until its tile was seen, so that a target outside the vocabulary is not overlooked
     factor: Tensor  # what the latest tile multiplied the sums so far with; 1 where the reference stayed
 
     @staticmethod
