@@ -1,8 +1,9 @@
 """Arithmetic as models write it: read into tokens, judged on a parsed tree in exact fractions, never by ``eval``.
 
-Every limit is a plain number and every loop is flat, so an answer of 10⁶ brackets or digits costs one look at its length.
+Every limit is a plain number, so an answer of 10⁶ brackets or digits costs one look at its length.
 """
 
+import ast
 import operator
 import re
 from collections.abc import Sequence
@@ -29,8 +30,8 @@ _PLAIN = re.compile(r"[-+*/()=0-9._\s]*")  # what none of them is about
 _TOKEN = re.compile(r"\s*(?:([0-9]+)|([-+*/()]))")
 _BARE = re.compile(r"[1-9][0-9]{0,3}(?:[-+*/][1-9][0-9]{0,3}){0,9}")  # 3+4*2-1: nearly every answer of a trained model
 _PIECES = re.compile(r"[0-9]+|[-+*/]")
-_RANK = {"+": 1, "-": 1, "*": 2, "/": 2}
 _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+_SIGNS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 
 @dataclass(frozen=True)
@@ -73,39 +74,20 @@ def uses_exactly(tokens: Sequence[str], numbers: Sequence[int]) -> bool:
 
 
 def parse(tokens: Sequence[str]) -> Node | None:
-    """Usual precedence and brackets, by two stacks; None where it is not well formed. A sign is no operator here."""
-    operands: list[Node] = []
-    waiting: list[str] = []
-    expect_number = True
-    for token in tokens:
-        if token.isdigit() and expect_number:
-            operands.append(Node("", Fraction(int(token))))
-            expect_number = False
-        elif token == "(" and expect_number:
-            waiting.append(token)
-        elif token in _RANK and not expect_number:
-            while waiting and waiting[-1] != "(" and _RANK[waiting[-1]] >= _RANK[token]:
-                _combine(operands, waiting.pop())
-            waiting.append(token)
-            expect_number = True
-        elif token == ")" and not expect_number:
-            while waiting and waiting[-1] != "(":
-                _combine(operands, waiting.pop())
-            if not waiting:
-                return None
-            waiting.pop()
-        else:
-            return None
-    if expect_number:  # nothing at all, or an operator that waits for its right side: 3+12+
+    """Usual precedence and brackets; None where it is not well formed. A sign is no operator here."""
+    try:
+        return _node(ast.parse(" ".join(tokens), mode="eval").body)
+    except (SyntaxError, ValueError):
         return None
-    while waiting and waiting[-1] != "(":
-        _combine(operands, waiting.pop())
-    return operands[0] if not waiting else None
 
 
-def _combine(operands: list[Node], op: str) -> None:
-    right, left = operands.pop(), operands.pop()
-    operands.append(Node(op, _apply(op, left.value, right.value), left, right))
+def _node(tree: ast.expr) -> Node:
+    if isinstance(tree, ast.Constant) and isinstance(tree.value, int):
+        return Node("", Fraction(tree.value))
+    if not isinstance(tree, ast.BinOp):  # a sign, a call, a tuple
+        raise ValueError("no arithmetic")
+    op, left, right = _SIGNS[type(tree.op)], _node(tree.left), _node(tree.right)
+    return Node(op, _apply(op, left.value, right.value), left, right)
 
 
 def _apply(op: str, a: Fraction | None, b: Fraction | None) -> Fraction | None:
