@@ -17,11 +17,14 @@ from sage_rlvr.stats.counts import Counts, counts_of, shared
 from sage_rlvr.stats.intervals import RESAMPLES, bands
 from sage_rlvr.stats.table import as_json
 from sage_rlvr.store.settings import INPUTS, WEIGHTS, differences
+from sage_rlvr.tasks.loading import some
 
 AVERAGE = "average"
 ROUNDING = 1e-9  # equal rates from other numbers of samples differ in the last bit
-# runs may differ in these unremarked
-OWN = ("run", "name", *WEIGHTS, *WEIGHTS.values(), INPUTS, "revision", "out", "backend", "batch_size")
+# runs may differ in these unremarked; the last three have notes of their own
+OWN = (
+    "run", "name", *WEIGHTS, *WEIGHTS.values(), INPUTS, "revision", "out", "backend", "batch_size", "n", "seeds", "tasks",
+)  # fmt: skip
 
 
 @dataclass
@@ -166,7 +169,6 @@ def _settings_notes(rows: list[Row], runs: list[Counts], top: int) -> list[str]:
         out.append(f"samples × seeds differ ({said}): pass@{top} is the largest k that all have")
     for row, run in zip(rows[1:], runs[1:]):
         differs = {k: v for k, v in differences(runs[0].settings, run.settings).items() if k.split(".")[0] not in OWN}
-        differs = {k: v for k, v in differs.items() if k not in ("n", "seeds", "tasks")}  # said above
         if differs:
             said = "; ".join(f"{k} {a!r} → {b!r}" for k, (a, b) in list(differs.items())[:4])
             out.append(f"{row.name} was sampled otherwise than {rows[0].name}: {said}")
@@ -176,7 +178,3 @@ def _settings_notes(rows: list[Row], runs: list[Counts], top: int) -> list[str]:
         if asked:
             out.append(f"{row.name} was asked otherwise than {rows[0].name}: another {' and '.join(asked)}")
     return out
-
-
-def some(ids: list[str], most: int = 5) -> str:
-    return ", ".join(ids[:most]) + (", …" if len(ids) > most else "")

@@ -43,7 +43,6 @@ from sage_rlvr.tasks import (
     chat_template,
     distinct_solution,
     get_format,
-    get_task,
     keep_verifiable,
     load_task,
     make_scorer,
@@ -51,6 +50,7 @@ from sage_rlvr.tasks import (
     render,
     rows,
 )
+from sage_rlvr.tasks.loading import some
 from sage_rlvr.tasks.rewards import OwnReward, RewardFailed, failures
 from sage_rlvr.tasks.scorers import final_answer, reader, reads_unmarked
 from sage_rlvr.verify import Verdict, Verifier, judged_text
@@ -150,11 +150,8 @@ def _kept(task: str, args: EvalArguments, judges: "Judges") -> tuple[list[Proble
     kept, dropped = keep_verifiable(problems, patient)
     late = [p.id for p in problems if p.answer in patient.late and p.id in set(dropped)]
     if late:
-        shown = ", ".join(late[:5]) + (", …" if len(late) > 5 else "")
-        _log.warning(
-            "%s: %d of them ran out of time, twice (%s): give --verifier_timeout_s more than %g and run it again.",
-            task, len(late), shown, args.verifier_timeout_s,
-        )  # fmt: skip
+        said = "%s: %d of them ran out of time, twice (%s): give --verifier_timeout_s more than %g and run it again."
+        _log.warning(said, task, len(late), some(late), args.verifier_timeout_s)
     return kept, dropped
 
 
@@ -189,7 +186,7 @@ def _present(store: SampleStore, asks: Sequence[Ask], args: EvalArguments) -> tu
     keys = store.done()
 
     def have(cell: tuple[str, str, int]) -> set[int]:
-        return keys[cell] if cell in keys.rows else set()
+        return keys.get(cell, set())
 
     cells = [(ask.task, ask.problem, seed) for ask in asks for seed in args.seeds]
     return have, sum(sum(i < args.n for i in have(cell)) for cell in cells)
@@ -262,20 +259,12 @@ class Judges:
         with failures(self.extract, self.named):
             return self.extract(text)
 
-    def of(self, task: str) -> Any:
-        if task not in self.scorers:
-            self.scorers[task] = self.stack.enter_context(make_scorer(task, self.verifier, self.fallback))
-        return self.scorers[task]
-
     def judge(
         self, task: str, texts: Sequence[str], golds: Sequence[str], questions: Sequence[str] | None = None
     ) -> list[Verdict]:
-        scorer = self.of(task)
-        if isinstance(scorer, Verifier):
-            return scorer.judge(texts, golds, questions)
-        block = get_task(task).scorer == "knights-knaves"
-        answers = [final_answer(text, self.fallback, block) for text in texts]
-        return [Verdict(v, a, _reason(v, a)) for v, a in zip(scorer.score(texts, golds), answers)]
+        if task not in self.scorers:
+            self.scorers[task] = self.stack.enter_context(make_scorer(task, self.verifier, self.fallback))
+        return self.scorers[task].judge(texts, golds, questions)
 
 
 class Patient:
@@ -285,9 +274,7 @@ class Patient:
     def __init__(self, task: str, judges: Judges):
         self.task, self.judges, self.late = task, judges, set[str]()
 
-    def score(
-        self, completions: Sequence[str], answers: Sequence[str], questions: Sequence[str] | None = None
-    ) -> list[float | None]:
+    def score(self, completions: Sequence[str], answers: Sequence[str]) -> list[float | None]:
         verdicts = self.judges.judge(self.task, completions, answers)
         again = [i for i, v in enumerate(verdicts) if v.reason in UNSURE]
         second = self.judges.judge(self.task, [completions[i] for i in again], [answers[i] for i in again])
@@ -295,12 +282,6 @@ class Patient:
             verdicts[i] = verdict
         self.late = {gold for gold, v in zip(answers, verdicts) if "timeout" in v.reason}
         return [v.score for v in verdicts]
-
-
-def _reason(verdict: float | None, answer: str | None) -> str:
-    if verdict is None:
-        return "unverifiable gold"
-    return "right" if verdict == 1 else "no answer" if answer is None else "wrong"
 
 
 class Scribe:
@@ -346,9 +327,8 @@ class Scribe:
         now = self.judging
         if now and now is not self.named and time.monotonic() - now[0] >= STILL_S:
             self.named, (_, task, problems) = now, now
-            shown = ", ".join(problems[:5]) + (", …" if len(problems) > 5 else "")
             self.line.say(
-                f"{task}: one batch has been judged for {STILL_S:g} s ({shown}), and its scorer may hang: Ctrl-C twice "
+                f"{task}: one batch has been judged for {STILL_S:g} s ({some(problems)}), and its scorer may hang: Ctrl-C twice "
                 "ends this, and what was stored stays."
             )
 

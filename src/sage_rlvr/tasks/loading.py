@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,11 @@ class Loaded:
     origin: list[str] = field(default_factory=list)  # file names or Hub ids
     skipped: list[str] = field(default_factory=list)  # ids of rows whose gold is empty or not verifiable
     notes: list[str] = field(default_factory=list)  # one sentence each
+
+
+def some(ids: Sequence[str]) -> str:
+    """The first five, and whether there are more."""
+    return ", ".join(ids[:5]) + (", …" if len(ids) > 5 else "")
 
 
 def load_task(
@@ -112,8 +117,7 @@ def _from_sources(task: Task, split: str, data_dir: str | Path | None) -> Loaded
             f"{task.name}: {count:,} of {expected:,} problems in {' and '.join(dict.fromkeys(out.origin))}{why}."
         )
     if out.skipped:
-        listed = ", ".join(out.skipped[:5]) + (", …" if len(out.skipped) > 5 else "")
-        out.notes.append(f"{task.name}: skipped {len(out.skipped)} rows with no usable gold ({listed}).")
+        out.notes.append(f"{task.name}: skipped {len(out.skipped)} rows with no usable gold ({some(out.skipped)}).")
     if not out.problems:
         raise UserError(
             f"task {task.name!r} has no usable problem in {', '.join(out.origin)} ({len(out.skipped)} rows without a gold): "
@@ -186,22 +190,17 @@ def numbered_rows(path: Path) -> list[tuple[int, Row]]:
     if ".csv" in path.suffixes:
         return list(enumerate(_csv(text, name), 1))
     if ".json" in path.suffixes and text.lstrip().startswith("["):
-        try:
-            rows = json.loads(text)
-        except ValueError as e:
-            raise UserError(f"{name} is not JSON ({e}): write a list of objects.") from e
+        rows = _json(text, name, "a list of objects")
         return [(i, _row(row, f"{name}, row {i},")) for i, row in enumerate(rows, 1)]
-    lines = enumerate(text.split("\n"), 1)
-    return [(number, _json_row(line, f"{name}, line {number},")) for number, line in lines if line.strip()]
+    lines = [(i, f"{name}, line {i},", line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
+    return [(i, _row(_json(line, place, "one object per line"), place)) for i, place, line in lines]
 
 
-def _json_row(line: str, place: str) -> Row:
+def _json(text: str, place: str, wanted: str) -> Any:
     try:
-        return _row(json.loads(line), place)
+        return json.loads(text)
     except ValueError as e:
-        if isinstance(e, UserError):
-            raise
-        raise UserError(f"{place} is not JSON ({e}): write one object per line.") from e
+        raise UserError(f"{place} is not JSON ({e}): write {wanted}.") from e
 
 
 def _row(value: Any, place: str) -> Row:
@@ -247,14 +246,13 @@ def reason(error: Exception) -> str:
     return " ".join(str(error).split())[:160].rstrip(".") or type(error).__name__
 
 
-@contextlib.contextmanager
-def no_waiting() -> Iterator[None]:
+def no_waiting() -> contextlib.AbstractContextManager[None]:
     """With no route to the Hub its client retries for half a minute; offline mode looks into the cache and gives up at once."""
     import huggingface_hub.constants as hub
 
     proxies = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
-    with contextlib.nullcontext() if any(map(os.environ.get, proxies)) or _resolves(hub.ENDPOINT) else offline():
-        yield
+    online = any(map(os.environ.get, proxies)) or _resolves(hub.ENDPOINT)
+    return contextlib.nullcontext() if online else offline()
 
 
 @contextlib.contextmanager

@@ -7,16 +7,18 @@ taking an extracted answer and a gold. What is extracted is the last <SOLUTION>â
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.names import near
 from sage_rlvr.tasks import expressions, gym, knights
+from sage_rlvr.tasks.loading import some
 from sage_rlvr.tasks.prompts import get_format
 from sage_rlvr.tasks.registry import Problem, get_task
-from sage_rlvr.verify import Verifier, extract_answer, verifiable_reward
+from sage_rlvr.verify import Verdict, Verifier, extract_answer, verifiable_reward
 from sage_rlvr.verify.reward import completion_text as completion_text
 from sage_rlvr.verify.reward import judged_texts, questions_of
 
@@ -30,17 +32,6 @@ THE_GOLD = "the gold"  # the key of every right answer where all right answers a
 T = TypeVar("T")
 
 
-class Scorer(Protocol):
-    """What make_scorer gives. Close it, or use it in a ``with``: the math scorer owns worker processes."""
-
-    def score(
-        self, completions: Sequence[str], answers: Sequence[str], questions: Sequence[str] | None = None
-    ) -> list[float | None]: ...
-    def close(self) -> None: ...
-    def __enter__(self) -> "Scorer": ...
-    def __exit__(self, *error: object) -> None: ...
-
-
 class JudgeScorer:
     """Applies a judge to each extracted answer, in this process; an answer over the limits is none.
 
@@ -49,29 +40,41 @@ class JudgeScorer:
     """
 
     def __init__(self, judge: Judge, fallback: bool, name: str, own: bool):
-        self.judge, self.fallback, self.name, self.own = judge, fallback, name, own
+        self.rule, self.fallback, self.name, self.own = judge, fallback, name, own
         self.errors = 0  # completions
 
     def score(
         self, completions: Sequence[str], answers: Sequence[str], questions: Sequence[str] | None = None
     ) -> list[float | None]:
-        """``questions`` are for mathematics: these golds hold all there is to know."""
+        return [verdict.score for verdict in self.judge(completions, answers, questions)]
+
+    def judge(
+        self, completions: Sequence[str], answers: Sequence[str], questions: Sequence[str] | None = None
+    ) -> list[Verdict]:
+        """Like ``score``, with the answer and the reason. ``questions`` are for mathematics: these golds hold all there is to
+        know."""
         if len(completions) != len(answers):
             raise UserError(
                 f"score: {len(completions)} completions but {len(answers)} answers; give one answer per completion."
             )
         pairs = list(zip(completions, answers))
-        verdicts = {pair: self._verdict(*pair) for pair in dict.fromkeys(pairs)}  # many samples are the same
-        self.errors += sum(verdicts[pair] is _FAILED for pair in pairs)
-        return [0.0 if verdicts[pair] is _FAILED else verdicts[pair] for pair in pairs]
+        # many samples are the same
+        found = {pair: self._verdict(*pair, times) for pair, times in Counter(pairs).items()}
+        return [found[pair] for pair in pairs]
 
-    def _verdict(self, completion: str, gold: str) -> Any:
-        answer = final_answer(completion, self.fallback, self.name == "knights-knaves") or ""
-        answer = answer if len(answer) <= MAX_ANSWER_CHARACTERS else ""
+    def _verdict(self, completion: str, gold: str, times: int) -> Verdict:
+        answer = final_answer(completion, self.fallback, self.name == "knights-knaves")
+        read = answer if answer and len(answer) <= MAX_ANSWER_CHARACTERS else ""
         # also without an answer: only the judge knows whether the gold is sound
         if self.own:
-            return self.judge(answer, gold)
-        return _safely(f"scorer {self.name}", lambda: self.judge(answer, gold), _FAILED)
+            score = self.rule(read, gold)
+        else:
+            score = _safely(f"scorer {self.name}", lambda: self.rule(read, gold), _FAILED)
+        if score is _FAILED:
+            self.errors, score = self.errors + times, 0.0
+        wrong = "no answer" if answer is None else "wrong"
+        reason = "unverifiable gold" if score is None else "right" if score == 1 else wrong
+        return Verdict(score, answer, reason)
 
     def close(self) -> None:
         pass
@@ -80,9 +83,10 @@ class JudgeScorer:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        pass
 
 
+Scorer = JudgeScorer | Verifier  # close it, or use it in a ``with``: a Verifier owns worker processes
 _FAILED: Any = object()  # the verdict of a judge of ours that raised
 _logged: set[tuple[str, str]] = set()  # what raised what
 
@@ -209,8 +213,7 @@ def keep_verifiable(problems: Sequence[Problem], scorer: Scorer) -> tuple[list[P
     sound = [v is not None and (v == 1 or get_task(p.task).scorer != "math") for p, v in zip(problems, verdicts)]
     bad = [p.id for p, fine in zip(problems, sound) if not fine]
     if bad:
-        listed = ", ".join(bad[:5]) + (", â€¦" if len(bad) > 5 else "")
-        _log.warning("%s: skipped %d problems with no verifiable gold (%s).", problems[0].task, len(bad), listed)
+        _log.warning("%s: skipped %d problems with no verifiable gold (%s).", problems[0].task, len(bad), some(bad))
     return [p for p, fine in zip(problems, sound) if fine], bad
 
 
