@@ -41,14 +41,13 @@ def show_problems(
     format: str = "paper",
     data_dir: str | Path | None = None,
     split: str | None = None,
-    seed: int = 0,
     console: Console | None = None,
 ) -> None:
     """The first n problems of a task: the prompt, where generation begins and stops, and the gold."""
     if n < 1:
         raise UserError(f"tasks show: {n} problems were asked for; ask for at least 1.")
     fmt, task = get_format(format), get_task(name)
-    loaded = read_task(name, data_dir, n, seed, split)
+    loaded = read_task(name, data_dir, n, split=split)
     console = console or Console()
     for problem in loaded.problems:
         console.print(Rule(Text(problem.id), align="left"))
@@ -57,12 +56,11 @@ def show_problems(
     stops = " or ".join(fmt.stop) or "the end-of-sequence token"
     source = ", ".join(dict.fromkeys(loaded.origin))
     console.print(Rule(style="dim"))
-    console.print(
-        Text(f"{name} from {source} · format {fmt.name} · stops at {stops} · scorer {task.scorer}", style="dim")
-    )
-    console.print(
-        Text("Shown without a tokenizer: a model's chat template puts its own marks around the turns.", style="dim")
-    )
+    for line in (
+        f"{name} from {source} · format {fmt.name} · stops at {stops} · scorer {task.scorer}",
+        "Shown without a tokenizer: a model's chat template puts its own marks around the turns.",
+    ):
+        console.print(Text(line, style="dim"))
     for note in [*loaded.notes, *filter(None, [warning(name)])]:
         console.print(Text(note, style="yellow"))
 

@@ -105,15 +105,15 @@ class Report:
             line += f"; not compared with {', '.join(self.missing)} (--decontaminate true fetches them)"
         return line
 
-    def listing(self, width: int = 160) -> str:
+    def listing(self) -> str:
         """The pairs themselves, two lines each under a head, for a person to judge."""
         out = []
         verbs = dict(zip(REASONS, ("is", "begins like", "overlaps with", "rewords")))
         for p in sorted(self.pairs, key=lambda p: (REASONS.index(p.reason), p.against, p.evaluation.id)):
             score = f" {p.share:.2f}" if p.reason in ("overlap", "reworded") else ""
             out.append(f"{p.reason}{score}: {p.train.id} {verbs[p.reason]} {p.evaluation.id} ({p.against})")
-            out.append(f"  train: {' '.join(p.train.question.split())[:width]}")
-            out.append(f"  eval : {' '.join(p.evaluation.question.split())[:width]}")
+            out.append(f"  train: {' '.join(p.train.question.split())[:160]}")
+            out.append(f"  eval : {' '.join(p.evaluation.question.split())[:160]}")
         return "\n".join(out)
 
 

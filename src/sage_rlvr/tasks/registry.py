@@ -154,75 +154,57 @@ def _hardest(row: dict[str, Any]) -> bool:
 # ---- the tasks ---------------------------------------------------------------------------------------------------
 # Licences are a pointer, not advice: look at the Hub card before you redistribute. "origin" is what the data was made from.
 
-_SUBJECTS = ("algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra")
+_SUBJECTS = (
+    "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra", "precalculus",
+)  # fmt: skip
 
 
-def _math(
+def _add(
     name: str, kind: str, description: str, licence: str, fields: str, sources: Iterable[Source], **more: Any
 ) -> Task:
-    """A registered task that Math-Verify judges. ``fields``: of question and answer, "problem answer"; ``sources``: the default
-    split, "test" of an evaluation task and "train" of any other."""
-    question, answer = fields.split()
+    """A registered task. ``fields``: of question and answer, "problem answer"; ``sources``: the default split, "test" of an
+    evaluation task and "train" of any other. Without a ``scorer`` Math-Verify judges it."""
     splits = {"test" if kind == "eval" else "train": tuple(sources), **more.pop("splits", {})}
-    return register_task(Task(name, description, kind, "math", licence, question, answer, splits, **more))
+    (question, answer), scorer = fields.split(), more.pop("scorer", "math")
+    return register_task(Task(name, description, kind, scorer, licence, question, answer, splits, **more))
+
+
+def _people(split: str, count: int) -> tuple[Source, ...]:
+    """A set of so many problems for each number of people."""
+    hub = "K-and-K/knights-and-knaves"
+    return tuple(Source(hub, f"{n}ppl", (split,), (f"kk_{n}ppl_{split}",), count) for n in range(3, 9))
 
 
 _MATH500 = Source("HuggingFaceH4/MATH-500", "test", files=("math500", "math_500"), count=500)
-_math("math500", "eval", "500 problems of MATH's test set, all levels", "MIT (origin: PRM800K)", "problem answer",
-      [_MATH500], meta=("level", "subject", "unique_id"))  # fmt: skip
-_math("math500-l5", "eval", "the 134 of MATH-500 at level 5, which the paper reports", "MIT (origin: PRM800K)", "problem answer",
-      [replace(_MATH500, count=134)], meta=("level", "subject", "unique_id"), keep=_hardest, needs=("level",))  # fmt: skip
+_add("math500", "eval", "500 problems of MATH's test set, all levels", "MIT (origin: PRM800K)", "problem answer",
+     [_MATH500], meta=("level", "subject", "unique_id"))  # fmt: skip
+_add("math500-l5", "eval", "the 134 of MATH-500 at level 5, which the paper reports", "MIT (origin: PRM800K)", "problem answer",
+     [replace(_MATH500, count=134)], meta=("level", "subject", "unique_id"), keep=_hardest, needs=("level",))  # fmt: skip
 _CONTEST = "not stated (contest: MAA)"
-_math("aime24", "eval", "AIME 2024, I and II", _CONTEST, "problem answer",
-      [Source("HuggingFaceH4/aime_2024", files=("aime24", "aime_2024"), count=30)], gold=_whole)  # fmt: skip
-_math("aime25", "eval", "AIME 2025, I and II", _CONTEST, "problem answer",
-      [Source("math-ai/aime25", "test", files=("aime25", "aime_2025"), count=30)], gold=_whole)  # fmt: skip
-register_task(
-    Task(
-        name="aime",
-        description="AIME 2024 and 2025 together, as the paper reports them",
-        kind="eval",
-        scorer="math",
-        licence=_CONTEST,
-        parts=("aime24", "aime25"),
-    )
-)
-_math("amc23", "eval", "AMC 12 of 2023, answers made whole numbers", _CONTEST, "question answer",
-      [Source("zwhe99/amc23", "test", files=("amc23",), count=40)], gold=_whole)  # fmt: skip
-_math("minerva", "eval", "undergraduate science with worked numbers and formulas",
-      "not stated (origin: Minerva, MIT OpenCourseWare)", "question answer",
-      [Source("math-ai/minervamath", "test", files=("minerva", "minervamath", "minerva_sample"), count=272)])  # fmt: skip
-register_task(
-    Task(
-        name="knights-knaves",
-        description="who tells the truth among 3 to 8 people; judged on the whole assignment",
-        kind="eval",
-        scorer="knights-knaves",
-        licence="CC-BY-NC-SA-4.0",
-        question="quiz",
-        answer="solution",
-        splits={
-            split: tuple(
-                Source("K-and-K/knights-and-knaves", f"{n}ppl", (split,), (f"kk_{n}ppl_{split}",), count)
-                for n in range(3, 9)
-            )
-            for split, count in (("test", 100), ("train", 1000))
-        },
-        gold=_roles,
-        needs=("names",),
-        meta=("names", "statements"),
-    )
-)
-_math("gsm8k", "train", "grade-school word problems; split test for evaluation", "MIT", "question answer",
-      [Source("openai/gsm8k", "train", ("main",), ("gsm8k_train",), 7473)], gold=_after_hashes,
-      splits={"test": (Source("openai/gsm8k", "test", ("main",), ("gsm8k_test",), 1319),)})  # fmt: skip
-_math("math", "train", "MATH's training set", "MIT", "problem solution",
-      [Source("EleutherAI/hendrycks_math", "train", (*_SUBJECTS, "precalculus"), ("math_train",), 7500)],
-      gold=_answer_or_boxed, meta=("level", "type"))  # fmt: skip
-_math("dapo-math-17k", "train", "the paper's RL problems, English, whole-number answers (it takes the first 2,000)",
-      "Apache-2.0 (origin: DAPO)", "prompt solution",
-      [Source("open-r1/DAPO-Math-17k-Processed", "train", ("en",), ("dapo_math_17k_en",), 14116)])  # fmt: skip
-_math("openmathreasoning-mini", "sft", "the paper's SFT demonstrations, numeric answers only",
-      "CC-BY-4.0 (origin: OpenMathReasoning)", "problem expected_answer",
-      [Source("unsloth/OpenMathReasoning-mini", "cot", files=("openmathreasoning_mini_cot",))],
-      keep=_numeric, needs=("generated_solution",), meta=("generated_solution",))  # fmt: skip
+_add("aime24", "eval", "AIME 2024, I and II", _CONTEST, "problem answer",
+     [Source("HuggingFaceH4/aime_2024", files=("aime24", "aime_2024"), count=30)], gold=_whole)  # fmt: skip
+_add("aime25", "eval", "AIME 2025, I and II", _CONTEST, "problem answer",
+     [Source("math-ai/aime25", "test", files=("aime25", "aime_2025"), count=30)], gold=_whole)  # fmt: skip
+register_task(Task("aime", "AIME 2024 and 2025 together, as the paper reports them", "eval", "math", _CONTEST,
+                   parts=("aime24", "aime25")))  # fmt: skip
+_add("amc23", "eval", "AMC 12 of 2023, answers made whole numbers", _CONTEST, "question answer",
+     [Source("zwhe99/amc23", "test", files=("amc23",), count=40)], gold=_whole)  # fmt: skip
+_add("minerva", "eval", "undergraduate science with worked numbers and formulas",
+     "not stated (origin: Minerva, MIT OpenCourseWare)", "question answer",
+     [Source("math-ai/minervamath", "test", files=("minerva", "minervamath", "minerva_sample"), count=272)])  # fmt: skip
+_add("knights-knaves", "eval", "who tells the truth among 3 to 8 people; judged on the whole assignment", "CC-BY-NC-SA-4.0",
+     "quiz solution", _people("test", 100), splits={"train": _people("train", 1000)}, scorer="knights-knaves",
+     gold=_roles, needs=("names",), meta=("names", "statements"))  # fmt: skip
+_add("gsm8k", "train", "grade-school word problems; split test for evaluation", "MIT", "question answer",
+     [Source("openai/gsm8k", "train", ("main",), ("gsm8k_train",), 7473)], gold=_after_hashes,
+     splits={"test": (Source("openai/gsm8k", "test", ("main",), ("gsm8k_test",), 1319),)})  # fmt: skip
+_add("math", "train", "MATH's training set", "MIT", "problem solution",
+     [Source("EleutherAI/hendrycks_math", "train", _SUBJECTS, ("math_train",), 7500)],
+     gold=_answer_or_boxed, meta=("level", "type"))  # fmt: skip
+_add("dapo-math-17k", "train", "the paper's RL problems, English, whole-number answers (it takes the first 2,000)",
+     "Apache-2.0 (origin: DAPO)", "prompt solution",
+     [Source("open-r1/DAPO-Math-17k-Processed", "train", ("en",), ("dapo_math_17k_en",), 14116)])  # fmt: skip
+_add("openmathreasoning-mini", "sft", "the paper's SFT demonstrations, numeric answers only",
+     "CC-BY-4.0 (origin: OpenMathReasoning)", "problem expected_answer",
+     [Source("unsloth/OpenMathReasoning-mini", "cot", files=("openmathreasoning_mini_cot",))],
+     keep=_numeric, needs=("generated_solution",), meta=("generated_solution",))  # fmt: skip

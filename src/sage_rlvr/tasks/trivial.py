@@ -5,17 +5,17 @@ task; those above the limit lie in ``trivial.json`` beside this file, and are na
 """
 
 import json
-from functools import lru_cache
+from functools import cache
 from importlib.resources import files
 
 LIMIT = 0.05
+TABLE = files("sage_rlvr.tasks") / "trivial.json"
 
 
-@lru_cache(maxsize=1)
+@cache
 def paid() -> dict[str, tuple[str, float]]:
     """Task → (the policy that earns most, the share of its problems it gets right), for tasks above the limit."""
-    table = json.loads((files("sage_rlvr.tasks") / "trivial.json").read_text())
-    return {task: (policy, share) for task, (policy, share) in table.items()}
+    return {task: (policy, share) for task, (policy, share) in json.loads(TABLE.read_text()).items()}
 
 
 def warning(task: str) -> str | None:
