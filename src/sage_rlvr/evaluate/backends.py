@@ -81,19 +81,16 @@ def tokenizer_of(base: str, adapter: str | None, trust_remote_code: bool) -> Any
 def check_context(base: str, asks: list[Ask], max_tokens: int) -> int:
     """Tokens of the longest prompt; refuses what the model's positions do not reach."""
     longest = max(asks, key=lambda a: len(a.prompt))
-    config = Path(base, "config.json")
-    if not config.is_file():
-        return len(longest.prompt)  # on the Hub or GGUF: the backend's own check
-    said = read_json(config)
+    length, config = len(longest.prompt), Path(base, "config.json")
+    said = read_json(config) if config.is_file() else {}  # on the Hub or GGUF: the backend's own check
     room = (said.get("text_config") or said).get("max_position_embeddings")
-    if room and len(longest.prompt) + max_tokens > room:
-        left = room - len(longest.prompt)
-        mend = f"set --max_tokens to {left} or less" if left > 0 else "take a model with a longer one"
+    if room and length + max_tokens > room:
+        mend = f"set --max_tokens to {room - length} or less" if length < room else "take a model with a longer one"
         raise UserError(
-            f"the longest prompt ({longest.problem} of {longest.task}, {len(longest.prompt):,} tokens) and max_tokens="
-            f"{max_tokens:,} exceed the model's context of {room:,}: {mend}."
+            f"the longest prompt ({longest.problem} of {longest.task}, {length:,} tokens) and max_tokens={max_tokens:,} exceed "
+            f"the model's context of {room:,}: {mend}."
         )
-    return len(longest.prompt)
+    return length
 
 
 class Engines:

@@ -104,23 +104,19 @@ def results(
     """Everything about one run; with ``base``, also the support at the smaller n."""
     counts = counts_of(source)
     kept = {name: _kept(task, ks, counts.folder) for name, task in counts.tasks.items()}
-    use = {name: whole for name, whole in kept.items() if whole.problems}
-    if not use:
+    tables = {name: _table(whole, ks) for name, whole in kept.items() if whole.problems}
+    if not tables:
         raise UserError(f"{counts.folder} has no problem with all its samples yet; let eval go on, then look again.")
-    tables = {name: _table(whole, ks) for name, whole in use.items()}
     tasks = {
         name: _task_result(counts.tasks[name], whole, tables.get(name), level, resamples)
         for name, whole in kept.items()
     }
-    notes = [
-        *counts.notes,
-        *(f"{name}: no problem is complete; not in the average" for name in kept if name not in use),
+    average = _average(kept, tables, level, resamples)
+    notes = counts.notes + [
+        f"{name}: no problem is complete; not in the average" for name in kept if name not in tables
     ]
-    found = Results(counts.run, counts.model, counts.folder, level, counts.settings, tasks, None, notes)
-    found.average = _average(use, tables, level, resamples)
-    if base is not None:
-        found.support = support(base, counts)
-    return found
+    compared = None if base is None else support(base, counts)
+    return Results(counts.run, counts.model, counts.folder, level, counts.settings, tasks, average, notes, compared)
 
 
 def _kept(task: TaskCounts, ks: Sequence[int] | None, folder: str) -> TaskCounts:
@@ -133,24 +129,13 @@ def _kept(task: TaskCounts, ks: Sequence[int] | None, folder: str) -> TaskCounts
     return task.at_least(max(ks) if ks else 1)
 
 
-@dataclass
-class _Table:
-    """Per-problem numbers of one task; the columns of ``pass_at`` and ``majority_at`` are ``ks``."""
-
-    ks: list[int]
-    pass_at: np.ndarray
-    majority_at: np.ndarray | None
-
-    def at(self, ks: Sequence[int]) -> np.ndarray:
-        """(problems, 2·K): pass@k, then majority@k where it is known."""
-        columns = [self.ks.index(k) for k in ks]
-        known = [table for table in (self.pass_at, self.majority_at) if table is not None]
-        return np.column_stack([table[:, columns] for table in known])
+_Table = tuple[list[int], np.ndarray]  # the ks, and (problems, 1 or 2, K): pass@k, then majority@k where it is known
 
 
 def _table(whole: TaskCounts, ks: Sequence[int] | None) -> _Table:
     own = sorted(set(ks)) if ks else estimates.default_ks(whole.n)
-    return _Table(own, estimates.pass_table(whole, own), estimates.majority_table(whole, own))
+    tables = (estimates.pass_table(whole, own), estimates.majority_table(whole, own))
+    return own, np.stack([table for table in tables if table is not None], axis=1)
 
 
 def _task_result(task: TaskCounts, whole: TaskCounts, table: _Table | None, level: float, resamples: int) -> TaskResult:
@@ -158,10 +143,10 @@ def _task_result(task: TaskCounts, whole: TaskCounts, table: _Table | None, leve
     out.incomplete, out.left_out = task.gaps(), [p for p in task.problems if p not in set(whole.problems)]
     if table is None:
         return out
-    own = table.ks
+    own, each = table
     distinct = {c: estimates.distinct_table(whole, c) for c in ("answer", "solution")}
     extra = {c: x for c, x in distinct.items() if x is not None}
-    at = table.at(own)
+    at = each.reshape(len(each), -1)
     (band,), _ = bands([np.column_stack([at, *extra.values()])], level, resamples)
     found = _estimates(band)
     _add_seeds(found, estimates.seed_curves(whole, own))
@@ -172,13 +157,14 @@ def _task_result(task: TaskCounts, whole: TaskCounts, table: _Table | None, leve
     return out
 
 
-def _average(use: dict[str, TaskCounts], tables: dict[str, _Table], level: float, resamples: int) -> Average:
-    own = sorted(set.intersection(*(set(t.ks) for t in tables.values())))
-    found = _estimates(bands([t.at(own) for t in tables.values()], level, resamples)[1])
-    curves = [estimates.seed_curves(t, own) for t in use.values()]
-    if len({tuple(t.seeds) for t in use.values()}) == 1 and all(c is not None for c in curves):
+def _average(kept: dict[str, TaskCounts], tables: dict[str, _Table], level: float, resamples: int) -> Average:
+    own = sorted(set.intersection(*(set(ks) for ks, _ in tables.values())))
+    at = [each[..., [ks.index(k) for k in own]].reshape(len(each), -1) for ks, each in tables.values()]
+    found = _estimates(bands(at, level, resamples)[1])
+    curves = [estimates.seed_curves(kept[name], own) for name in tables]
+    if len({tuple(kept[name].seeds) for name in tables}) == 1 and all(c is not None for c in curves):
         _add_seeds(found, np.mean([c for c in curves if c is not None], axis=0))
-    return Average(list(use), dict(zip(own, found)), dict(zip(own, found[len(own) :])))
+    return Average(list(tables), dict(zip(own, found)), dict(zip(own, found[len(own) :])))
 
 
 def _estimates(band: Bands) -> list[Estimate]:
@@ -204,7 +190,10 @@ def support(base: Source, trained: Source, budget: int | None = None) -> dict[st
     """Who solves what in ``budget`` samples (default: the smaller n), task by task."""
     a, b = counts_of(base), counts_of(trained)
     out = {}
-    for name in _shared_tasks(a, b):
+    names = [t for t in a.tasks if t in b.tasks]
+    if not names:
+        raise UserError(f"{a.folder} and {b.folder} share no task; evaluate both on the same tasks.")
+    for name in names:
         k = budget or min(a.tasks[name].n, b.tasks[name].n)
         (one, two), left_out = shared([a, b], name, k)
         if not one.problems:
@@ -215,10 +204,3 @@ def support(base: Source, trained: Source, budget: int | None = None) -> dict[st
         )
         out[name] = SupportTask(k, support_metrics(x, y), preserved, gained, lost, neither, left_out)
     return out
-
-
-def _shared_tasks(a: Counts, b: Counts) -> list[str]:
-    names = [t for t in a.tasks if t in b.tasks]
-    if not names:
-        raise UserError(f"{a.folder} and {b.folder} share no task; evaluate both on the same tasks.")
-    return names
