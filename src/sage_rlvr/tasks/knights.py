@@ -70,9 +70,8 @@ _HEAD = re.compile(rf"(?P<role>[kK])(?:(?<=k)[wY]{{0,2}}b(?P<one>[NT])|[wY]{{0,2
 # (?=[nQNT]): a group is never empty, and the reader always moves on.
 _GROUP = re.compile(r"(?=[nQNT])(?P<not>n?)(?P<who>Q?[NT](?:[,a]++Q?[NT])*+|(?:Q|(?<=n))w{0,2}(?=[bv]))")
 _RUN = r"(?P<run>[kK](?:(?:[,a]*+|[,aw]{0,3}[bv]?x[bv]?)[kK](?![wY]{0,2}[bvc]))*)"
-_ROLES = re.compile(
-    rf"(?P<link>(?:[,cbvwQYa]|x(?=[xbv]{{0,3}}[kK])){{0,6}}){_RUN}"
-)  # "not lying and a knight" negates no role
+# "not lying and a knight" negates no role
+_ROLES = re.compile(rf"(?P<link>(?:[,cbvwQYa]|x(?=[xbv]{{0,3}}[kK])){{0,6}}){_RUN}")
 _COLUMNS = re.compile(rf"(?P<link>[,cbvwQL]{{0,8}}){_RUN}")  # the roles may stand on the next line, one a name
 _NONE = re.compile(r"[kK][wY]{0,2}[bvc]++[L,c]*+n(?![bvNT])")  # "knaves: none"
 _ASIDE = re.compile(r"S[^EL]*+")

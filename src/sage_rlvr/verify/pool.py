@@ -19,12 +19,8 @@ from multiprocessing.connection import Connection
 from sage_rlvr.verify.template import GOLD_READ, NO_GOLD, ORDER, RAISED, RETIRING, RIGHT, UP, WRONG
 
 warn_once = cache(logging.getLogger(__name__).warning)
-TIMEOUT, DIED, GOLD_TIMEOUT, GOLD_DIED = (
-    b"timeout",
-    b"worker died",
-    b"gold timeout",
-    b"gold died",
-)  # beside the template's
+# outcomes beside the template's
+TIMEOUT, DIED, GOLD_TIMEOUT, GOLD_DIED = b"timeout", b"worker died", b"gold timeout", b"gold died"
 STREAK = 8  # answers a worker judges against one gold before it lets others have a turn
 MESSAGE_S = 10  # what the bytes of one message may take to pass
 START_S = 120  # what a cold import of the judge, or a fork on a choking machine, may take before we call it an error
@@ -153,11 +149,8 @@ class Worker:
                 self.number, self.conn = template.fork()
                 if self.conn.poll(START_S) and self.conn.recv_bytes() == UP:
                     return
-            except (
-                EOFError,
-                OSError,
-            ) as e:  # out of processes or memory; or the template is dying, and fork() will see it
-                error = e
+            except (EOFError, OSError) as e:
+                error = e  # out of processes or memory; or the template is dying, and fork() will see it
                 time.sleep(0.1)
         raise RuntimeError("the verifier could not start a worker: out of processes, memory or files?") from error
 

@@ -28,9 +28,8 @@ _ARITHMETIC = (
     r"|dozens?|hundreds?|thousands?|(?:m|b|tr)illions?"
 )
 TURNED = re.compile(rf"(?<!\\)\b(?:{_DOUBT}|{_BOUND}|{_ARITHMETIC})\b", re.IGNORECASE)
-TURNS_A_UNIT = re.compile(
-    rf"\b(?:{_DOUBT}|than|(?!times\b)(?:{_ARITHMETIC}))\b", re.IGNORECASE
-)  # "5 more", "5 times" are 5
+# "5 more", "5 times" are 5
+TURNS_A_UNIT = re.compile(rf"\b(?:{_DOUBT}|than|(?!times\b)(?:{_ARITHMETIC}))\b", re.IGNORECASE)
 
 
 def stated(text: str) -> str | None:
