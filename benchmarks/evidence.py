@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import doc_numbers
+import room
 
 from sage_rlvr.show.figures_study import GREY, GUESS
 from sage_rlvr.show.style import INK, MARK, Figure, legend, panels, save
@@ -87,6 +88,24 @@ def verdicts(_: Path, facts: Facts) -> str | None:
     return "\n".join(told)
 
 
+def room_families(_: Path, facts: Facts) -> str | None:
+    """All families of the miniature with room, over GRPO and over the low-rate control."""
+    hard = facts.get("hard", {})
+    if "rows" not in hard or "far" not in hard:
+        return None
+    per_run = hard["gpu_minutes"] / sum(hard["runs"].values())
+    minutes = {family: per_run * runs for family, runs in hard["runs"].items()}
+    return (
+        f"Gain in pass@{hard['n']} at the same pass@1, mean over four strata of problems, 95% intervals over problems and seeds, "
+        f"corrected for nothing:\n\n{room.table(hard['rows'], hard['far'], minutes)}"
+    )
+
+
+def room_rules(_: Path, facts: Facts) -> str | None:
+    told = facts.get("hard", {}).get("told")
+    return "\n".join(told) if told else None
+
+
 def states(root: Path, facts: Facts) -> str | None:
     """The state of each study is in studies.json alone; how many of its runs are done is counted."""
     if not facts:
@@ -144,7 +163,10 @@ def tokens(root: Path, _: Facts) -> str | None:
     return f'<p class="tokens">{"".join(map(span, range(first, end)))}</p>'
 
 
-BLOCKS = {"families": families, "verdicts": verdicts, "states": states, "real_model": real_model, "tokens": tokens}
+BLOCKS = {
+    "families": families, "room_families": room_families, "room_rules": room_rules, "verdicts": verdicts, "states": states,
+    "real_model": real_model, "tokens": tokens,
+}  # fmt: skip
 
 
 def verdict_figure(stem: Path, facts: Facts) -> Figure | None:

@@ -6,6 +6,7 @@ import numpy as np
 from claims import CONTROL, judged, over_control, pairs, verdict
 from controls import HALF, MIXED, null, positive
 from guess import guess_line
+from room import families_of, over_low_rate, rules
 from steady import steady
 
 from sage_rlvr.show.figures_study import draw_frontier
@@ -57,12 +58,24 @@ def frontier_part(page: Any, done: Finished, task: str, whole: Study | None) -> 
     if planes.strata:
         controls_part(page, planes, references[0])
     one_setting(page, families, points, references, n)
-    chosen, guess = reference_of(found), guess_line(task, planes.problems, n, planes.strata)
-    if whole is not None and task == whole.evaluate["tasks"][0]:
+    searched = "primary" in done.study.evaluate and references[0] != REFERENCES[0]
+    chosen, guess = (
+        references[0] if searched else reference_of(found),
+        guess_line(task, planes.problems, n, planes.strata),
+    )
+    first = task == done.study.evaluate["tasks"][0]
+    if searched and first:
+        page.facts |= {"n": n, "base": base, "points": points[chosen], "guess": guess, "runs": runs_of(planes)}
+        page.facts["rows"] = rows = families_of(done.study, families, found[chosen])
+        page.add("The same over the control, GRPO at a third of the learning rate.", over_low_rate(rows))
+    elif searched:
+        page.facts["far"] = found[chosen]
+    if whole is not None and first:
         page.facts |= {"n": n, "found": found[chosen], "judged": asked, "base": base, "points": points[chosen]}
         page.facts |= {"guess": guess, "runs": runs_of(planes), "control": CONTROL in families}
         page.facts |= {"room": strata_part(page, planes, at_k, references, asked, chosen), "room_of": _room(planes)}
-        page.facts["told"] = rules_part(page, whole, families, found, n)
+        told = rules(page.facts["rows"], families) if searched else None
+        page.facts["told"] = rules_part(page, whole, families, found, n, told)
     drawn = [*points[chosen].values()], [*found[chosen].values()]
     page.show(draw_frontier(f"{page.stem}-{task}-{chosen}.svg", *drawn, chosen, n, base, steady(guess)))
 
@@ -177,11 +190,21 @@ def strata_part(
     return with_room
 
 
-def rules_part(page: Any, study: Study, families: Families, found: dict[str, dict[str, Frontier]], n: int) -> list[str]:
-    """What the protocol's rules say of a study that is done: 2 and 3 of a search, 4 of a confirmation. Answers the sentences."""
-    reference = reference_of(found)
+def rules_part(
+    page: Any,
+    study: Study,
+    families: Families,
+    found: dict[str, dict[str, Frontier]],
+    n: int,
+    told: list[str] | None = None,
+) -> list[str]:
+    """What the protocol's rules say of a study that is done: ``told``, or 2 and 3 of a search without a primary measure, 4 of a
+    confirmation. Answers the sentences."""
+    reference = reference_of(found) if told is None else next(iter(found))
     gains = {name: f.gain for name, f in found[reference].items() if f.gain is not None}
-    if reference == REFERENCES[0]:
+    if told is not None:
+        pass
+    elif reference == REFERENCES[0]:
         told = [
             _verdict(f, families) for f in found[reference].values() if f.family not in found and f.family != CONTROL
         ]

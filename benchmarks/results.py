@@ -24,6 +24,7 @@ from claims import like_for_like
 from evidence import filled_pages, verdict_figure
 from gpu.records import RUNS, read_records
 from planes import REFERENCES, frontier_part
+from room import room_figure
 from steady import same, steady, steady_names
 
 from sage_rlvr.analysis.patterns import Frequency, TaskPatterns
@@ -365,8 +366,9 @@ def main() -> int:
         if page.name == readme_figure.STUDY and (root / "README.md").is_file():  # other roots have pages alone
             made |= readme_figure.files(done)
     with TemporaryDirectory() as work:
-        if figure := verdict_figure(Path(work, "figure"), facts):
-            made[FIGURES / figure.files[0].name] = steady_names(figure.files[0].read_bytes())
+        figures = verdict_figure(Path(work, "figure"), facts), room_figure(Path(work, "figure"), facts.get("hard", {}))
+        for svg in (figure.files[0] for figure in figures if figure):
+            made[FIGURES / svg.name] = steady_names(svg.read_bytes())
     made |= filled_pages(root, facts)
     there = {f.relative_to(root) for f in [*(root / PAGES).glob("*.md"), *(root / FIGURES).glob("*.svg")]}
     differ = [

@@ -220,10 +220,20 @@ def _lay(record: dict[str, Any], folder: Path) -> None:
     write_whole(folder / STATUS, json.dumps(status) + "\n")
 
 
-def _unpack_base(archive: Path, folder: Path) -> None:
-    with whole_folder(folder / "model") as part, tarfile.open(archive) as tar:
+def borrow_base(study: Study, source: Path, out: Path) -> None:
+    """The study starts from the base of another one's records. It lies beside ``out``, so that ``pack`` leaves it with them."""
+    theirs = recorded(next(_lines(source / RUNS))["study"])
+    if theirs.base != study.base:
+        raise UserError(f"--base {source}: its study made its base with other settings than {study.name} asks for.")
+    _unpack_base(source / BASE, out / "base", out.with_name(f"{out.name}-base"))
+
+
+def _unpack_base(archive: Path, folder: Path, model: Path | None = None) -> None:
+    model = model or folder / "model"
+    with whole_folder(model) as part, tarfile.open(archive) as tar:
         tar.extractall(part, filter="data")
-    write_whole(folder / START, json.dumps({"model": str(folder / "model")}) + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / START, json.dumps({"model": str(model)}) + "\n")
 
 
 def _unpack_trained(archive: Path, folder: Path, base: str) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from records import BASE, RUNS, keep, pack, unpack
+from records import BASE, RUNS, borrow_base, keep, pack, unpack
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.provenance import made_with
@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     to = Path(args.to or args.records)
     known = unpack([args.records], out) if Path(args.records, RUNS).is_file() else []
     print(f"{len(known)} finished runs taken from {args.records}", flush=True)
+    if args.base and not (out / "base" / START).is_file():
+        borrow_base(load_study(args.study), Path(args.base), out)
     if status_of(out, "base")["state"] == "done" and not (out / "base" / START).is_file():
         raise UserError(
             f"{args.records} has the base's samples and not its weights ({BASE}): put that file beside them."
@@ -168,6 +170,7 @@ def main() -> int:
     parser.add_argument(
         "--records", required=True, help="folder of the records: read, and written unless --to is given"
     )
+    parser.add_argument("--base", help="records of another study, whose base this one starts from")
     parser.add_argument("--to", help="folder the records are written to")
     parser.add_argument("--out", help="the study's own folder (default: runs/NAME)")
     parser.add_argument("--jobs", type=int, default=16)

@@ -57,7 +57,7 @@ def test_every_interval_is_on_a_page_of_results():
     made = (page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs" / "results").glob("*.md")))
     pages = re.sub(r"\b0\.", ".", "".join(made)).replace("-", "−")
     quoted = re.findall(r"[+−]\.\d+ \[[+−]\.\d+, [+−]\.\d+\]", SHOWN)
-    assert len(quoted) == 3
+    assert len(quoted) == 4
     assert [x for x in quoted if x not in pages] == []
 
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from benchmarks.beside import support_rows, training_curves
-from benchmarks.gpu.records import BASE, RUNS, keep, pack, read_records, unpack
+from benchmarks.gpu.records import BASE, RUNS, borrow_base, keep, pack, read_records, unpack
 from sage_rlvr import UserError
 from sage_rlvr.evaluate.results import results
 from sage_rlvr.models import write_whole
@@ -264,6 +264,22 @@ def test_a_base_without_its_weights_is_asked_for_before_anything_runs(tmp_path, 
         assert f"not its weights ({BASE})" in capsys.readouterr().err
     weights.replace(records / BASE)
     assert script["main"]() == 0
+
+
+def test_a_study_starts_from_the_base_of_another_and_leaves_it_there(folder, tmp_path):
+    pack(folder, tmp_path / "records")
+    again, out = replace(study(), name="again"), tmp_path / "again"
+    open_folder(again, out)
+    borrow_base(again, tmp_path / "records", out)
+    own = [*Path(start_model(out)).iterdir()]
+    assert sorted(f.name for f in own) == ["config.json", "model.safetensors"]
+    assert all(f.read_bytes() == (Path(start_model(folder)) / f.name).read_bytes() for f in own)
+    finish(out, "base", np.random.default_rng(0), 0.1)
+    assert pack(out, tmp_path / "kept") == 1
+    assert [f.name for f in (tmp_path / "kept").iterdir()] == [RUNS]
+    other = replace(again, base={"model_name_or_path": "other"})
+    with pytest.raises(UserError, match="made its base with other settings than again asks for"):
+        borrow_base(other, tmp_path / "records", out)
 
 
 def test_no_run_is_started_that_would_not_end_in_time(monkeypatch):

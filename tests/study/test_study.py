@@ -51,6 +51,7 @@ def test_the_packaged_studies():
         "confirm",
         "gsm8k_gate",
         "hard",
+        "hard_confirm",
         "qwen1.5b",
         "qwen1.5b_look",
         "table1",
