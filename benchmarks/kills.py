@@ -46,10 +46,10 @@ from sage_rlvr.provenance import made_with
 from sage_rlvr.runs import writer
 from sage_rlvr.runs.manifest import fault
 from sage_rlvr.store.samples import SampleStore
-from sage_rlvr.study import job, warm
 from sage_rlvr.study import run as study_run
 from sage_rlvr.train import SAGEConfig, SAGETrainer
 from tests.evaluate import run_eval_tiny
+from tests.study import forking
 from tests.study.small import SMALL
 from tests.train import tiny
 
@@ -98,21 +98,9 @@ def evaluation(model: str, out: Path, case: int) -> None:
 
 
 def study(model: str, out: Path, case: int) -> None:
-    """The base with its SFT, two variants, their evaluations; runs are forked, as the warm process of a study does."""
+    """The base with its SFT, two variants, their evaluations; runs are forked, without their imports."""
 
-    def start(folder: Path, run: str, *_: Any) -> warm.Forked:
-        (folder / run).mkdir(parents=True, exist_ok=True)
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                warm.become(str(folder / run / study_run.LOG), {})
-                code = job.main(str(folder), run)
-            finally:
-                os._exit(code)
-        return warm.Forked(pid, folder / run / job.STATUS)
-
-    study_run._start = start
+    forking.fork_runs()
     file = out / "small.yaml"
     file.write_text(yaml.safe_dump(SMALL | {"seeds": [case]}))
     _, failed = study_run.run_study(file, out / "run", jobs=2)

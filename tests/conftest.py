@@ -17,7 +17,6 @@ LONG = (
     "tests/train/test_launch.py",
     "tests/study/test_run.py",
     "tests/doctor/test_plan.py",
-    "tests/study/test_warm.py",
     "tests/train/test_parity.py",
     "tests/train/test_resume.py",
     "tests/train/test_fsdp.py",

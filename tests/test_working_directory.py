@@ -24,7 +24,7 @@ GUARD_S = 1200
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory):
-    """A working directory full of such files, and a study run there: its jobs, its warm process, its verifier."""
+    """A working directory full of such files, and a study run there: its jobs, its verifier."""
     folder = tmp_path_factory.mktemp("planted")
     for name in NAMES:
         (folder / f"{name}.py").write_text(

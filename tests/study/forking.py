@@ -1,6 +1,6 @@
 """``sage-rlvr study`` and its runs, forked instead of started (tests/forked.py): the same processes, without their imports.
 
-That runs start with nothing, or from the study's own warm process, is asked in test_warm.py and in the tests marked slow.
+That runs start as processes with nothing in them is asked in test_started.py and in the tests marked slow.
 """
 
 import multiprocessing as mp
@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from sage_rlvr import cli
@@ -61,16 +60,15 @@ def _job(out: str, run: str) -> None:
 
 def study(*argv: Any) -> None:
     """``sage-rlvr study ARGV``, as the target of a forked process."""
-    _fork_runs()
+    fork_runs()
     sys.exit(cli.main(["study", *map(str, argv)]))
 
 
 def demo(out: Path, source: Path) -> None:
     """The demo over that study, likewise; exits with 1 where it answers False."""
-    _fork_runs()
+    fork_runs()
     sys.exit(not run_demo(out, jobs=1, source=source))
 
 
-def _fork_runs() -> None:
+def fork_runs() -> None:
     study_run._start = Job
-    study_run.Warm = lambda env: SimpleNamespace(importing=lambda: False, close=lambda: None)

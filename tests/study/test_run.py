@@ -154,7 +154,7 @@ def interrupted(study, out, runs, deaf, monkeypatch):
     monkeypatch.setattr(study_run, "_start", lambda out, run, *rest: Stuck(run, calls, deaf, now))
     monkeypatch.setattr(study_run.time, "monotonic", lambda: now[0])
     with pytest.raises(KeyboardInterrupt):
-        study_run._run(study, out, runs, len(runs), interrupt, None)
+        study_run._run(study, out, runs, len(runs), interrupt)
     return calls, now[0]
 
 
@@ -240,7 +240,7 @@ def test_one_more_starts_only_when_it_is_admitted(tmp_path, monkeypatch):
     monkeypatch.setattr(study_run.time, "sleep", lambda seconds: None)
     watch, told = (lambda study, out: most.append(len(going))), []
     runs = ["grpo-s0", "branch-s0", "grpo-s1", "branch-s1"]
-    failed = study_run._run(load_study(file), tmp_path / "out", runs, 3, watch, None, lambda n: told.append(n) or n < 2)
+    failed = study_run._run(load_study(file), tmp_path / "out", runs, 3, watch, lambda n: told.append(n) or n < 2)
     assert (failed, going, max(most)) == ([], [], 2)
     assert 2 in told
 

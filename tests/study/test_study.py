@@ -386,13 +386,13 @@ def test_a_run_gets_the_gpu_that_is_free(study_file, tmp_path, monkeypatch):
             polls[self.run] -= 1
             return 0 if polls[self.run] < 0 else None
 
-    def start(out, run, place, warm):
+    def start(out, run, place, jobs):
         places[run] = place
         return Process(run)
 
     monkeypatch.setattr(study_run, "_start", start)
     monkeypatch.setattr(study_run.time, "sleep", lambda s: None)
-    assert study_run._run(study, tmp_path / "out", ["a-s0", "b-s0", "c-s0"], 2, None, None) == []
+    assert study_run._run(study, tmp_path / "out", ["a-s0", "b-s0", "c-s0"], 2) == []
     assert places == {"a-s0": 0, "b-s0": 1, "c-s0": 0}
 
 

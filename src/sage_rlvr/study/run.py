@@ -15,7 +15,6 @@ from sage_rlvr import lock
 from sage_rlvr.processes import lives
 from sage_rlvr.study.job import START, STATUS
 from sage_rlvr.study.plan import Study, load_study, open_folder, read_folder
-from sage_rlvr.study.warm import Forked, Warm
 
 LOG = "job.log"
 LOCK = "writer.lock"  # one study run a folder
@@ -49,22 +48,11 @@ def run_study(
     run already, says whether one more may start now."""
     study, out = load_study(source), Path(out)
     with lock.held(out / LOCK):
-        return study, _run_alone(study, out, jobs or default_jobs(), watch, only, admit)
-
-
-def _run_alone(
-    study: Study, out: Path, jobs: int, watch: Callable[[Study, Path], None] | None, only: str,
-    admit: Callable[[int], bool] | None,
-) -> list[str]:  # fmt: skip
-    open_folder(study, out)
-    took = _took(study, out)
-    order = sorted(study.runs()[1:], key=lambda run: _turn(study, run, took))
-    missing = _unfinished(out, ["base", *(run for run in order if fnmatch(run, only))])
-    warm = Warm(_environment(jobs))
-    try:
-        return _run(study, out, missing, jobs, watch, warm, admit)
-    finally:
-        warm.close()
+        open_folder(study, out)
+        took = _took(study, out)
+        order = sorted(study.runs()[1:], key=lambda run: _turn(study, run, took))
+        missing = _unfinished(out, ["base", *(run for run in order if fnmatch(run, only))])
+        return study, _run(study, out, missing, jobs or default_jobs(), watch, admit)
 
 
 def _took(study: Study, out: Path) -> dict[str, float]:
@@ -88,11 +76,11 @@ def _unfinished(out: Path, runs: list[str]) -> list[str]:
 
 
 def _run(
-    study: Study, out: Path, runs: list[str], jobs: int, watch: Callable[[Study, Path], None] | None, warm: Warm,
+    study: Study, out: Path, runs: list[str], jobs: int, watch: Callable[[Study, Path], None] | None = None,
     admit: Callable[[int], bool] | None = None,
 ) -> list[str]:  # fmt: skip
     waiting = list(runs)
-    running: dict[str, Forked] = {}
+    running: dict[str, subprocess.Popen[bytes]] = {}
     slots: dict[str, int] = {}  # run → which of the jobs' places it holds
     failed: list[str] = []
     try:
@@ -109,7 +97,7 @@ def _run(
                 elif admit is None or admit(len(running)):
                     waiting.remove(run)
                     slots[run] = min(set(range(jobs)) - {slots[r] for r in running})
-                    running[run] = _start(out, run, slots[run], warm)
+                    running[run] = _start(out, run, slots[run], jobs)
             for run, process in list(running.items()):
                 if process.poll() is not None:
                     del running[run]
@@ -124,7 +112,7 @@ def _run(
     return failed
 
 
-def _end(running: list[Forked]) -> None:
+def _end(running: list[subprocess.Popen[bytes]]) -> None:
     """Ctrl-C: trainings finish their step and save on SIGTERM, stores are whole at any moment. A second one kills them."""
     print(
         f"\ninterrupted: {len(running)} run{'s' * (len(running) > 1)} finish the step, save and end. Ctrl-C again ends at once.\n"
@@ -146,17 +134,20 @@ def _end(running: list[Forked]) -> None:
             raise
 
 
-def _environment(jobs: int) -> dict[str, str]:
-    share = str(max(1, (os.cpu_count() or 1) // jobs))  # of the cores: else each run takes all
-    return {"OMP_NUM_THREADS": share, **os.environ}
-
-
-def _start(out: Path, run: str, slot: int, warm: Warm) -> Forked:
+def _start(out: Path, run: str, slot: int, jobs: int) -> subprocess.Popen[bytes]:
+    """A process of its own. In a session of its own: a terminal's Ctrl-C reaches the study alone, which lets the runs save."""
     import torch
 
     (out / run).mkdir(parents=True, exist_ok=True)
-    gpus = torch.cuda.device_count()
-    return warm.fork(out, run, out / run / LOG, {"CUDA_VISIBLE_DEVICES": str(slot % gpus)} if gpus > 1 else {})
+    share = str(max(1, (os.cpu_count() or 1) // jobs))  # of the cores: else each run takes all
+    env = {"OMP_NUM_THREADS": share, **os.environ}
+    if (gpus := torch.cuda.device_count()) > 1:
+        env["CUDA_VISIBLE_DEVICES"] = str(slot % gpus)
+    with (out / run / LOG).open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "sage_rlvr.study.job", str(out), run], env=env, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        )  # fmt: skip
 
 
 # ---- where each run stands -----------------------------------------------------------------------------------------
