@@ -201,6 +201,7 @@ def test_a_watched_page_follows_its_runs_whatever_becomes_of_them(tmp_path):
     while now == version:  # the file is written first
         with urllib.request.urlopen(f"{address}api/version") as reply:
             now = reply.read().decode()
+        time.sleep(0.05)
     (tmp_path / "runs" / "fresh").mkdir()
     (tmp_path / "runs" / "fresh" / "log.jsonl").write_text('{"step": 3, "reward": 0.5}\n')
     until({"grpo": 11, "fresh": 3})
