@@ -7,6 +7,7 @@ FOLDER/perplexity/*.parquet, one row per sample and scoring model (known by its 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,8 @@ def perplexity(
     sweep(out)
     mark = _mark(store, scorer)
     have = {key_of(row): row for row in read_shards(out, SCHEMA) if row["scorer"].endswith(mark)}
-    load, prompts = (
-        cache(load or scorer.load),
-        cache(lambda: Prompts(store, _words(store, scorer).tokenizer(), data_dir)),
-    )
+    load = cache(load or scorer.load)
+    prompts = cache(lambda: Prompts(store, _words(store, scorer).tokenizer(), data_dir))
     values: list[tuple[Any, ...]] = []  # (*key, perplexity)
     for block in _blocks(store, problems, limit):
         todo = []
@@ -87,15 +86,13 @@ def _mark(store: SampleStore, scorer: ModelSource) -> str:
 
 
 def _blocks(store: SampleStore, problems: Sequence[str] | None, limit: int | None) -> Iterator[list[dict[str, Any]]]:
-    block: list[dict[str, Any]] = []
-    for batch in store.scan([*KEYS, "token_ids"]):
-        for row in batch.to_pylist():
-            if (problems is None or row["problem"] in problems) and (limit is None or row["index"] < limit):
-                block.append(row | {"digest": digest(row["token_ids"])})
-        if len(block) >= BLOCK:
-            yield block
-            block = []
-    if block:
+    rows = (
+        row | {"digest": digest(row["token_ids"])}
+        for batch in store.scan([*KEYS, "token_ids"])
+        for row in batch.to_pylist()
+        if (problems is None or row["problem"] in problems) and (limit is None or row["index"] < limit)
+    )
+    while block := list(islice(rows, BLOCK)):
         yield block
 
 

@@ -45,11 +45,10 @@ class ModelSource:
     def name(self) -> str:
         return f"{self.model} + {self.adapter}" if self.adapter else self.model
 
-    def load(self, dtype: str = "auto", device: str | None = None) -> Any:
-        """In eval mode. ``dtype`` auto is the stored one, on CPU float32."""
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        precision = "float32" if dtype == "auto" and device == "cpu" else dtype
-        return load_model(self.model, self.adapter, dtype=precision).to(device).eval()
+    def load(self) -> Any:
+        """In eval mode, as stored; on CPU in float32."""
+        device, dtype = ("cuda", "auto") if torch.cuda.is_available() else ("cpu", "float32")
+        return load_model(self.model, self.adapter, dtype=dtype).to(device).eval()
 
     @property
     def words(self) -> str:
@@ -174,6 +173,5 @@ def _check_vocabulary(model: Any, texts: Sequence[Text]) -> None:
             "another tokenizer, so name the base they share."
         )
     if any(t.completion and not t.prompt for t in texts):
-        raise UserError(
-            "a prompt is empty, so its completion's first token has no probability; use another prompt_format."
-        )
+        why = "its completion's first token has no probability"
+        raise UserError(f"a prompt is empty, so {why}; use another prompt_format.")

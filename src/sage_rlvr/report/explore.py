@@ -127,7 +127,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         try:
-            self._same_host()
+            # a page elsewhere that has its own name point here (DNS rebinding) sends that name
+            if self.headers.get("Host", "") not in self.server.hosts:
+                raise _Refused(HTTPStatus.FORBIDDEN, f"ask for {self.server.address}")
             parts = urlsplit(self.path)
             answer = self.server.routes.get(parts.path)
             if answer is None:
@@ -143,11 +145,6 @@ class Handler(BaseHTTPRequestHandler):
             self._reply(HTTPStatus.INTERNAL_SERVER_ERROR, "application/json", error)
 
     do_HEAD = do_GET
-
-    def _same_host(self) -> None:
-        """A page elsewhere that has its own name point here (DNS rebinding) sends that name."""
-        if self.headers.get("Host", "") not in self.server.hosts:
-            raise _Refused(HTTPStatus.FORBIDDEN, f"ask for {self.server.address}")
 
     def _reply(self, status: HTTPStatus, kind: str, text: str) -> None:
         content = text.encode("utf-8", errors="replace")

@@ -38,10 +38,6 @@ class Variant:
     trains: list[int]
     settings: dict[str, Any]  # of the first training; empty where there is none
 
-    @property
-    def words(self) -> str:
-        return anchor_words(self.settings) if self.trains else ""
-
 
 def standing(evals: Sequence[EvalRun], trains: Sequence[TrainRun]) -> dict[str, Any] | None:
     """What the first screen shows; None where no complete evaluation shares a problem with the first."""
@@ -67,7 +63,8 @@ def standing(evals: Sequence[EvalRun], trains: Sequence[TrainRun]) -> dict[str, 
             cut_off = ["truncated"] if (row["truncated"] or 0) >= TRUNCATED else []
             row["flags"] = list(dict.fromkeys([*(flag for flags in own for flag in flags), *cut_off]))
         group["verdict"] = {ref: verdict([v.name for v in variants], ref, at, group) for ref, at in references.items()}
-    about = [{"name": v.name, "words": v.words, "runs": v.runs, "seeds": len(v.runs)} for v in variants]
+    words = [anchor_words(v.settings) if v.trains else "" for v in variants]
+    about = [{"name": v.name, "words": w, "runs": v.runs, "seeds": len(v.runs)} for v, w in zip(variants, words)]
     return {"variants": about, "references": references, "fewest": FEWEST, "groups": groups}
 
 

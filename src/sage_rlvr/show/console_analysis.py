@@ -93,13 +93,7 @@ def analyze(
     **opts: Any,
 ) -> dict[str, Any]:
     """Prints one analysis of the runs and, with ``out``, writes OUT/KIND.json, KIND.svg, KIND.png and KIND.txt; gives the record.
-
-    kind        base                                opts
-    patterns    –                                   pattern_file, pattern (name=regex…), first, level
-    perplexity  the base's evaluation, or a model   thresholds, limit, data_dir, batch_tokens
-    support     the base's evaluation               budget
-    dynamics    –                                   –
-    grid        –                                   task
+    ``base``: the base's evaluation, for perplexity and support (for perplexity also a model). ``opts``: see KINDS.
     """
     if kind not in KINDS:
         raise UserError(f"analyze {kind!r} is unknown: {near(kind, KINDS)}.")

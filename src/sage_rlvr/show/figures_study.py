@@ -4,13 +4,14 @@ pass@1 and pass@n over the distance from the reference (what lies on a grey curv
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
 
 from sage_rlvr.show.style import INK, Figure, legend, line, panels, panels_for, save
 from sage_rlvr.stats.distance import Excess, Run, curve_at
-from sage_rlvr.stats.frontier import Frontier, in_order
+from sage_rlvr.stats.frontier import Frontier, in_order, setting
 from sage_rlvr.stats.matched import Matched
 
 GREY = "#8a8a8a"
@@ -38,7 +39,8 @@ def draw_frontier(
             if family is not None:
                 _family(ax, families[family], INK[1], "s", (3, 3), "the panel's own")
             else:
-                _single(ax, single)
+                for i, p in enumerate(single):
+                    _cross(ax, [p], {k: v for k, v in line(i + 2).items() if k not in ("ls", "lw")}, p.variant)
             if base is not None:
                 ax.plot(*base, "*", color="black", ms=9, ls="none", label="base")
             ax.set_title(family or "one setting each")
@@ -60,15 +62,9 @@ def _family(
     _cross(ax, points, {"color": colour, "marker": marker, "ms": 3.5}, label)
     ax.plot(*zip(*((p.pass_1.mean, p.pass_n.mean) for p in in_order(points))), color=colour, lw=1.4)
     for p in points:
-        ax.annotate(_setting(p.variant), (p.pass_1.mean, p.pass_n.mean), beside, textcoords="offset points",
+        swept = (setting(p.variant) or "").lstrip(ascii_lowercase + "_.")  # grpo+beta0.05 → 0.05
+        ax.annotate(swept, (p.pass_1.mean, p.pass_n.mean), beside, textcoords="offset points",
                     annotation_clip=False, ha="left" if beside[0] > 0 else "right", fontsize=6, color=colour)  # fmt: skip
-
-
-def _single(ax: Any, points: Sequence[Matched]) -> None:
-    for i, p in enumerate(points):
-        style = line(i + 2)
-        style.pop("ls"), style.pop("lw")
-        _cross(ax, [p], style, p.variant)
 
 
 def _cross(ax: Any, points: Sequence[Matched], style: dict[str, Any], label: str) -> None:
@@ -79,12 +75,6 @@ def _cross(ax: Any, points: Sequence[Matched], style: dict[str, Any], label: str
 
     (x, across), (y, up) = spread("pass_1"), spread("pass_n")
     ax.errorbar(x, y, up, across, ls="none", elinewidth=0.7, label=label, **style)
-
-
-def _setting(variant: str) -> str:
-    """What was swept, short: grpo+beta0.05 → 0.05."""
-    swept = variant.partition("+")[2]
-    return swept.lstrip("abcdefghijklmnopqrstuvwxyz_.")
 
 
 def _said(found: Sequence[Frontier], reference: str, n: int, guess: float | None) -> str:

@@ -20,14 +20,15 @@ class Value:
     std: float | None = None
 
 
-def groups(table: int) -> list[str]:
-    return ["minerva"] if table == 9 else [*TASKS, AVERAGE]
+def columns(table: int) -> list[tuple[str, int]]:
+    """(task or "average", k) of Tables 1, 3, 4 and 9."""
+    groups = ["minerva"] if table == 9 else [*TASKS, AVERAGE]
+    return [(group, k) for group in groups for k in (1, TABLES[table]["top"])]
 
 
 def results(table: int) -> dict[str, dict[tuple[str, int], Value]]:
-    """Row → (task or "average", k) → value, for Tables 1, 3, 4 and 9."""
-    columns = [(group, k) for group in groups(table) for k in (1, TABLES[table]["top"])]
-    return {row: dict(zip(columns, map(_value, cells))) for row, cells in TABLES[table]["rows"].items()}
+    """Row → column → value."""
+    return {row: dict(zip(columns(table), map(_value, cells))) for row, cells in TABLES[table]["rows"].items()}
 
 
 def _value(text: str | int) -> Value:

@@ -78,8 +78,7 @@ class Made:
 
 def results_table(number: int, runs: Runs) -> Table:
     """Tables 1, 3, 4 and 9: pass@1 and pass@top on each task, and the mean of the tasks."""
-    facts, about = paper.results(number), paper.TABLES[number]
-    columns = [(g, k) for g in paper.groups(number) for k in (1, about["top"])]
+    facts, about, columns = paper.results(number), paper.TABLES[number], paper.columns(number)
     names = [f"{paper.TASKS.get(g, g)} pass@{k}" for g, k in columns]
     table = Table(f"table{number}", f"Table {number}: {about['title']} (the paper's: {about['model']})", names, {})
     every = {r for n in paper.TABLES for r in paper.results(n)}  # rows of another table stay there
@@ -122,9 +121,8 @@ def _average(r: Results) -> Mapping[int, Estimate]:
     if r.average and set(r.average.tasks) == set(paper.TASKS):
         return r.average.pass_at
     curves = [_curve(r, task) for task in paper.TASKS]
-    return {
-        k: Estimate(float(np.mean([c[k].value for c in curves]))) for k in set.intersection(*(set(c) for c in curves))
-    }
+    shared = set.intersection(*map(set, curves))
+    return {k: Estimate(float(np.mean([c[k].value for c in curves]))) for k in shared}
 
 
 def patterns_table(runs: Runs, first: int = 16) -> Table:

@@ -25,6 +25,7 @@ from sage_rlvr.store.samples import FINISHES, Asked, SampleStore
 MISSING, WRONG, RIGHT, UNVERIFIABLE = 0, 1, 2, 3
 LENGTH = FINISHES.index("length")
 ERROR = FINISHES.index("error")
+NOT_ASKED = Asked(problems=[], n=0, seeds=[])
 MOST = 10**9  # samples of a task: 22 GB of counts
 COUNTS, VERSION = "counts.json", 1  # the file that ``compact`` writes, and its form
 COLUMNS = ("task", "problem", "seed", "index", "verdict", "finish", "answer", "solution", "tokens", "run", "model")
@@ -125,8 +126,13 @@ def counts_of(source: "str | Path | SampleStore | Counts") -> Counts:
         notes.append(f"{len(store.damaged)} unreadable shards left out: {', '.join(store.damaged)}")
     if left := store.rescoring:
         notes.append(f"re-scoring was cut short: {len(left)} of {len(store.shards())} shards have their old verdicts")
-    tasks = {name: tally.task(name, asked.get(name)) for name in names}
-    notes += [note for name, task in tasks.items() if (note := _smaller(task, asked.get(name)))]
+    tasks = {name: tally.task(name, asked.get(name, NOT_ASKED)) for name in names}
+    notes += [
+        f"{name}: n={asked[name].n:,} was asked for and is not there for every problem, so the numbers are of the first "
+        f"{task.n:,} samples of each; the same eval with --n {asked[name].n} draws the rest"
+        for name, task in tasks.items()
+        if name in asked and task.n < asked[name].n
+    ]
     return Counts(str(store.folder), tally.run, tally.model, dict(store.settings), tasks, notes)
 
 
@@ -150,13 +156,12 @@ class _Tally:
             self.arrays[name][rows, columns] = values
         self.run, self.model = batch.column("run")[0].as_py(), batch.column("model")[0].as_py()
 
-    def task(self, name: str, asked: Asked | None) -> TaskCounts:
+    def task(self, name: str, asked: Asked) -> TaskCounts:
         cells = {cell[1:]: row for cell, row in self.keys.rows.items() if cell[0] == name}
-        seeds = sorted({s for _, s in cells} | set(asked.seeds if asked else ()))
-        problems = list(dict.fromkeys([*(asked.problems if asked else ()), *(p for p, _ in cells)]))
+        seeds = sorted({s for _, s in cells} | set(asked.seeds))
+        problems = list(dict.fromkeys([*asked.problems, *(p for p, _ in cells)]))
         doubtful = {p for (p, _), row in cells.items() if (self.arrays["state"][row] == UNVERIFIABLE).any()}
-        left_out = asked.unverifiable if asked else ()
-        unsampled = [p for p in left_out if p not in set(problems)]  # the others were judged after all
+        unsampled = [p for p in asked.unverifiable if p not in set(problems)]  # the others were judged after all
         dropped = [*unsampled, *(p for p in problems if p in doubtful)]
         problems = [p for p in problems if p not in set(dropped)]
         at = np.array([[cells.get((p, s), -1) for s in seeds] for p in problems], dtype=int).reshape(-1, len(seeds))
@@ -171,16 +176,15 @@ class _Tally:
         arrays["tokens"] = arrays["tokens"].sum(2, dtype=np.int64)
         return TaskCounts(name, problems, seeds, n, unverifiable=list(dict.fromkeys(dropped)), **arrays)
 
-    def _size(self, name: str, at: np.ndarray, asked: Asked | None) -> int:
+    def _size(self, name: str, at: np.ndarray, asked: Asked) -> int:
         """How many samples of each cell are counted. ``at``: (problems, seeds), the row of each, −1 where there is none."""
         there = np.where(at[..., None] < 0, False, self.arrays["state"][at] != MISSING)
         seen = int(np.flatnonzero(there.any((0, 1))).max(initial=-1)) + 1
-        leading = (
-            np.logical_and.accumulate(there, axis=2).sum(2).max(1, initial=0)
-        )  # (problems,), of their fullest cell
-        most = max(seen, asked.n if asked else 0)
-        sizes = sorted(s for s in {*(asked.sizes if asked else ()), most} if s <= most)
-        if asked and not asked.sizes and leading.size and not (leading >= most).any():
+        # (problems,): how many samples their fullest cell has without a gap
+        leading = np.logical_and.accumulate(there, axis=2).sum(2).max(1, initial=0)
+        most = max(seen, asked.n)
+        sizes = sorted(s for s in {*asked.sizes, most} if s <= most)
+        if asked.n and not asked.sizes and leading.size and not (leading >= most).any():
             sizes = sorted({int(leading.min()) or most, most})  # what was asked before was not written down then
         n = max(s for s in sizes if (leading >= s).sum() == (leading >= sizes[0]).sum())
         if n * at.size > MOST:
@@ -189,16 +193,6 @@ class _Tally:
                 f"({MOST:,}); lower that n in store.json, task by task, to what is there."
             )
         return n
-
-
-def _smaller(task: TaskCounts, asked: Asked | None) -> str | None:
-    """What is not counted, where less is counted than was asked for."""
-    if asked is None or task.n >= asked.n:
-        return None
-    return (
-        f"{task.task}: n={asked.n:,} was asked for and is not there for every problem, so the numbers are of the first "
-        f"{task.n:,} samples of each; the same eval with --n {asked.n} draws the rest"
-    )
 
 
 def shared(runs: Sequence[Counts], task: str, k: int) -> tuple[list[TaskCounts], list[str]]:
