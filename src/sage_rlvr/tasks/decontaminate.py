@@ -19,7 +19,7 @@ import contextlib
 import logging
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -162,6 +162,7 @@ def decontaminate(
 
 
 _Matches = dict[tuple[int, int], tuple[str, float]]  # (train, target) → reason, share
+_Run = tuple[str, ...]
 
 
 class _Text:
@@ -176,9 +177,10 @@ class _Text:
     def runs(self) -> set[tuple[str, ...]]:
         return {tuple(self.words[at : at + NGRAM]) for at in range(len(self.words) - NGRAM + 1)}
 
-    def character_runs(self) -> set[str]:
+    def character_runs(self) -> set[tuple[str, str]]:
+        """Each with the gold, so that only problems of one gold share any."""
         text = "".join(self.words) if len(self.words) >= SHORT else ""
-        return {text[at : at + CHARACTERS] for at in range(len(text) - CHARACTERS + 1)}
+        return {(self.gold, text[at : at + CHARACTERS]) for at in range(len(text) - CHARACTERS + 1)}
 
 
 def _equal(reason: str, ours: Sequence[str], theirs: Sequence[str]) -> _Matches:
@@ -197,43 +199,37 @@ def _overlaps(ours: Sequence[_Text], theirs: Sequence[_Text]) -> _Matches:
         if SHORT <= len(text.words) < NGRAM:
             shorts[tuple(text.words[:SHORT])].append(j)
     out: _Matches = {}
-    having = defaultdict(list)  # run → training problems that have it
-    sizes = []
+    our_runs = []  # those that a target has, and how many there are in all
     for i, text in enumerate(ours):
         words, runs = text.words, text.runs()
-        sizes.append(len(runs))
-        for run in runs & known:
-            having[run].append(i)
+        our_runs.append((runs & known, len(runs)))
         for at in range(len(words) - SHORT + 1 if shorts else 0):
             for j in shorts.get(tuple(words[at : at + SHORT]), ()):
                 if words[at : at + len(theirs[j].words)] == theirs[j].words:
                     out[i, j] = ("overlap", 1.0)
-    phrases = {run for run, rows in having.items() if len(rows) > PHRASE}
-    phrase_count = Counter(i for run in phrases for i in having[run])
-    for j, runs in enumerate(target_runs):
-        telling = runs - phrases
-        shared = Counter(i for run in telling for i in having.get(run, ()))
-        for i, count in shared.items():
-            part = count / max(1, min(len(telling), sizes[i] - phrase_count[i]))
-            if part >= SHARE:
-                out[i, j] = ("overlap", part)
-    return out
+    phrases = {run for run, rows in Counter(run for runs, _ in our_runs for run in runs).items() if rows > PHRASE}
+    telling = ((runs - phrases, size - len(runs & phrases)) for runs, size in our_runs)
+    shares = _shares(telling, [runs - phrases for runs in target_runs])
+    return out | {pair: ("overlap", share) for pair, share in shares if share >= SHARE}
 
 
 def _reworded(ours: Sequence[_Text], theirs: Sequence[_Text]) -> _Matches:
-    """One pass over the training set against an index of the targets' runs of characters, per gold."""
-    target_runs = [text.character_runs() for text in theirs]
-    by_gold: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))  # gold → run → targets
-    for j, text in enumerate(theirs):
-        for run in target_runs[j]:
-            by_gold[text.gold][run].append(j)
-    out: _Matches = {}
-    for i, text in enumerate(ours):
-        known = by_gold.get(text.gold, {})
-        runs = text.character_runs() if known else set()
-        shared = Counter(j for run in runs for j in known.get(run, ()))
-        for j, count in shared.items():
-            part = count / min(len(runs), len(target_runs[j]))
-            if part >= REWORDED:
-                out[i, j] = ("reworded", part)
-    return out
+    """By runs of characters, where the gold is one of the targets'."""
+    golds = {text.gold for text in theirs}
+    runs = (text.character_runs() if text.gold in golds else set() for text in ours)
+    shares = _shares(((x, len(x)) for x in runs), [text.character_runs() for text in theirs])
+    return {pair: ("reworded", share) for pair, share in shares if share >= REWORDED}
+
+
+def _shares(
+    ours: Iterable[tuple[Set[_Run], int]], theirs: Sequence[Set[_Run]]
+) -> Iterator[tuple[tuple[int, int], float]]:
+    """((train, target), share of the runs in the shorter of the two that are in the other) of all that have one in common.
+    ``ours``: runs, and how many there are with those that no target has."""
+    having = defaultdict(list)  # run → targets
+    for j, runs in enumerate(theirs):
+        for run in runs:
+            having[run].append(j)
+    for i, (runs, size) in enumerate(ours):
+        for j, count in Counter(j for run in runs for j in having.get(run, ())).items():
+            yield (i, j), count / max(1, min(size, len(theirs[j])))

@@ -27,9 +27,9 @@ _SPELLINGS = (
     (r"\]", ")"),
 )
 _PLAIN = re.compile(r"[-+*/()=0-9._\s]*")  # what none of them is about
-_TOKEN = re.compile(r"\s*(?:([0-9]+)|([-+*/()]))")
+_ARITHMETIC = re.compile(rf"(?:\s*(?:[0-9]{{1,{MAX_DIGITS}}}(?![0-9])|[-+*/()]))+\s*")
 _BARE = re.compile(r"[1-9][0-9]{0,3}(?:[-+*/][1-9][0-9]{0,3}){0,9}")  # 3+4*2-1: nearly every answer of a trained model
-_PIECES = re.compile(r"[0-9]+|[-+*/]")
+_PIECES = re.compile(r"[0-9]+|[-+*/()]")
 _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 _SIGNS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
@@ -56,16 +56,8 @@ def tokens_of(text: str, target: int | None = None) -> list[str] | None:
     text, equals, stated = text.strip(" \t\n*_.").partition("=")  # bold and a full stop
     if equals and target is not None and stated.strip() != str(target):
         return None
-    tokens: list[str] = []
-    at = 0
-    text = text.rstrip()
-    while at < len(text):
-        match = _TOKEN.match(text, at)
-        if not match or len(match.group(1) or "") > MAX_DIGITS or len(tokens) == MAX_TOKENS:
-            return None
-        tokens.append(match.group(1) or match.group(2))
-        at = match.end()
-    return [str(int(t)) if t.isdigit() else t for t in tokens] or None
+    tokens = _PIECES.findall(text) if _ARITHMETIC.fullmatch(text) else []
+    return [str(int(t)) if t.isdigit() else t for t in tokens] if 0 < len(tokens) <= MAX_TOKENS else None
 
 
 def uses_exactly(tokens: Sequence[str], numbers: Sequence[int]) -> bool:
