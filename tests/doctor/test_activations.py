@@ -102,7 +102,7 @@ def test_few_layers_tell_what_all_of_them_do(kind, monkeypatch):
     args = (small(kind), ROWS, LENGTH, torch.bfloat16, None, True, True)
     few = measure_pass(*args)
     monkeypatch.setattr(activations, "_kind", lambda layer: object())
-    every = measure_pass(*args)
+    every = measure_pass.__wrapped__(*args)  # else the answer would be the one it has given
     assert (few.saved, few.no_grad, few.cache) == (every.saved, every.no_grad, every.cache)
     assert few.saved + few.backward == pytest.approx(every.saved + every.backward, rel=0.1)
 

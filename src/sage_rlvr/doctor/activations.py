@@ -20,6 +20,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_FAKE = FakeTensorMode()  # one for all: tensors of two do not mix
+
 # Of a forward pass, at most, and more for each token: a scan token by token (Jamba: 76) would take minutes to count.
 OPERATIONS, PER_TOKEN = 10_000, 20
 
@@ -45,7 +47,7 @@ class Pass:
 
 
 def _once(measure: Callable[P, T]) -> Callable[P, T]:
-    """The same arguments are measured once: what would help is looked for in many runs that differ in little."""
+    """The same arguments are asked once: what would help is looked for in many runs that differ in little."""
     known: dict[str, T] = {}
 
     @wraps(measure)
@@ -58,16 +60,12 @@ def _once(measure: Callable[P, T]) -> Callable[P, T]:
     return ask
 
 
-@_once
 def weigh(config: Any, dtype: torch.dtype, lora: Any = None, trusted: bool = False) -> Weights:
     model = _model(config, dtype, lora, trusted)
-    sizes = [(p.numel(), p.numel() * p.element_size(), p.requires_grad) for p in model.parameters()]
-    return Weights(
-        frozen=sum(b for _, b, trains in sizes if not trains),
-        trainable=sum(b for _, b, trains in sizes if trains),
-        count=sum(n for n, _, _ in sizes),
-        trainable_count=sum(n for n, _, trains in sizes if trains),
-    )
+    weights = list(model.parameters())
+    trained, frozen = [w for w in weights if w.requires_grad], [w for w in weights if not w.requires_grad]
+    counts = (sum(w.numel() for w in kind) for kind in (weights, trained))
+    return Weights(sum(w.nbytes for w in frozen), sum(w.nbytes for w in trained), *counts)
 
 
 @_once
@@ -87,10 +85,8 @@ def measure_pass(
     width, kinds = config.get_text_config().hidden_size, dict[Any, list[int]]()
     for i, layer in enumerate(layers):
         kinds.setdefault(_kind(layer), []).append(i)
-    with FakeTensorMode():
-        _fake(model)
-        if checkpointing:
-            model.gradient_checkpointing_enable()
+    with _FAKE:
+        (model.gradient_checkpointing_enable if checkpointing else model.gradient_checkpointing_disable)()
         inputs = {
             "inputs_embeds": torch.empty(rows, length, width, dtype=dtype, requires_grad=True),
             "attention_mask": torch.ones(rows, length, dtype=torch.long),
@@ -209,7 +205,9 @@ def _called(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*narrow[0], **narrow[1]).to(args[0].dtype)
 
 
+@_once
 def _model(config: Any, dtype: torch.dtype, lora: Any, trusted: bool) -> Any:
+    """On fake CPU tensors: autocast does not know the meta device, on which alone PEFT makes an adapter without storage."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -221,22 +219,17 @@ def _model(config: Any, dtype: torch.dtype, lora: Any, trusted: bool) -> Any:
 
             model = get_peft_model(model, copy.deepcopy(lora), low_cpu_mem_usage=True)
             keep_inputs(model)  # as the trainer does
+    made: dict[Any, torch.Tensor | None] = {None: None}  # tied ones stay tied
+    with _FAKE:
+        for module in model.modules():
+            for box in (module._parameters, module._buffers):
+                for name, old in box.items():
+                    if old not in made:
+                        empty = torch.empty(old.shape, dtype=old.dtype)
+                        is_weight = isinstance(old, torch.nn.Parameter)
+                        made[old] = torch.nn.Parameter(empty, old.requires_grad) if is_weight else empty
+                    box[name] = made[old]
     return model
-
-
-def _fake(model: Any) -> None:
-    """Meta tensors become fake CPU ones, tied ones still tied: autocast does not know the meta device."""
-    made: dict[torch.Tensor, torch.Tensor] = {}
-    for module in model.modules():
-        for box in (module._parameters, module._buffers):
-            for name, old in box.items():
-                if old is None:
-                    continue
-                if old not in made:
-                    empty = torch.empty(old.shape, dtype=old.dtype)
-                    is_weight = isinstance(old, torch.nn.Parameter)
-                    made[old] = torch.nn.Parameter(empty, old.requires_grad) if is_weight else empty
-                box[name] = made[old]
 
 
 def _run(model: Any, backbone: Any, inputs: dict[str, Any], autocast: bool, lora: bool) -> Pass:

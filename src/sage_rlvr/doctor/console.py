@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from sage_rlvr.doctor.cards import CARDS
@@ -57,16 +58,12 @@ def _print_checks(checks: list[Check]) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for check in checks:
-        fix = f"\n[yellow]→ {_plain(check.fix)}[/]" if check.fix and check.ok is not True else ""
-        table.add_row(MARKS[check.ok], check.name, _plain(check.found) + fix)
+        fix = f"\n[yellow]→ {escape(check.fix)}[/]" if check.fix and check.ok is not True else ""
+        table.add_row(MARKS[check.ok], check.name, escape(check.found) + fix)
     console = Console()
     console.print(table)
     failed = [check.name for check in checks if check.ok is False]
     console.print(f"[bold red]{len(failed)} to fix:[/] {', '.join(failed)}" if failed else "[green]ready[/]")
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")  # sage-rlvr[vllm] is no markup
 
 
 # ---- plan ----------------------------------------------------------------------------------------------------------
@@ -128,7 +125,7 @@ def _print_plan(plan: "Plan") -> None:
             f"[bold red]✗[/] disk: {size(plan.disk_free)} free; set output_dir to a larger disk, or save_total_limit"
         )
     for note in plan.notes:
-        console.print(f"[dim]{_plain(note)}[/]")
+        console.print(f"[dim]{escape(note)}[/]")
 
 
 def _tables(plan: "Plan") -> list[Table]:
@@ -136,7 +133,7 @@ def _tables(plan: "Plan") -> list[Table]:
     worst, peak = plan.memory.worst, plan.memory.peak
     parts = _table(f"memory at its peak: {worst}", "part", "size", "share", "of what")
     for p in sorted(plan.memory.phases[worst], key=lambda p: -p.bytes):
-        parts.add_row(p.name, size(p.bytes), f"{p.bytes / peak:.0%}", _plain(p.about))
+        parts.add_row(p.name, size(p.bytes), f"{p.bytes / peak:.0%}", escape(p.about))
     parts.add_section()
     parts.add_row("peak", size(peak))
     phases = _table("memory of each phase", "phase", "size")
@@ -146,7 +143,7 @@ def _tables(plan: "Plan") -> list[Table]:
         f"{plan.demand.steps:,} steps, {plan.tokens / 1e6:,.1f}M tokens at most: disk", "part", "size", "of what"
     )
     for p in plan.disk:
-        disk.add_row(p.name, size(p.bytes), _plain(p.about))
+        disk.add_row(p.name, size(p.bytes), escape(p.about))
     return [parts, phases, disk]
 
 

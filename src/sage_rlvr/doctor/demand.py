@@ -1,6 +1,5 @@
 """What a run asks of a machine: everything that its memory and disk depend on, read from its parsed settings."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,37 +17,48 @@ STATES = {  # bytes of optimizer state per byte of fp32 weight; torch keeps its 
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
 class Demand:
-    model: str
-    config: Any  # a Transformers config
-    dtype: torch.dtype  # of the weights
-    quantised: float | None  # bytes per frozen weight where bitsandbytes packs it
-    autocast: bool  # bf16 or fp16 mixed precision
-    lora: Any  # a PEFT config, or None: every weight is trained
-    adapter_copy: bool  # the run goes on from an adapter, whose frozen copy is the reference
-    reference: bool  # a pass over π_ref is made
-    micro_batch: int  # rows of one forward and backward pass: as many as tokens_per_microbatch lets in, where it is set
-    accumulation: int
-    rollout_rows: int  # rows generated together, on this device
-    prompt: int  # tokens
-    prompt_known: bool
-    completion: int  # tokens, at most
-    checkpointing: bool
-    fused_head: bool | None  # our head; None: on a GPU
-    optim: str
-    vllm: float | None  # its share of the GPU where it lives here
-    vllm_cache: float | None  # bytes of its KV cache, where they are given
-    vllm_server: bool
-    vllm_sleeps: bool
-    steps: int
-    rollouts: int  # how many times a rollout batch is generated
-    processes: int
-    trusted: bool
+    """Of settings as ``launch.run.parse`` answers them; ``args.bf16`` is as on the machine that is planned for."""
 
-    @property
-    def length(self) -> int:
-        return self.prompt + self.completion
+    def __init__(self, run: Any, args: Any, model_args: Any, prompt: int | None = None) -> None:
+        from trl import get_peft_config
+
+        model = model_args.model_name_or_path
+        if not model:
+            raise UserError("no model to plan for: give --model a Hub id, a folder or a .gguf file.")
+        for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "max_completion_length"):
+            if getattr(args, name) < 1:
+                raise UserError(f"{name}={getattr(args, name)} leaves nothing to plan: set it to 1 or more.")
+        self.run, self.args, self.model = run, args, model
+        self.config = architecture(model, args.trust_remote_code)
+        self.dtype = _dtype(model_args.dtype, self.config, model)  # of the weights
+        # bytes per frozen weight where bitsandbytes packs it
+        self.quantised = 0.55 if model_args.load_in_4bit else 1.05 if model_args.load_in_8bit else None
+        self.autocast = args.bf16 or args.fp16
+        adapter = is_adapter(model)
+        # a PEFT config, or None: every weight is trained
+        self.lora = _peft_config(model) if adapter else get_peft_config(model_args)
+        self.reference = args.beta != 0  # a pass over π_ref is made
+        self.adapter_copy = adapter and self.reference  # the adapter that it goes on from, frozen, is the reference
+        counted = prompt or prompt_tokens(run, model)
+        self.prompt, self.prompt_known = counted or PROMPT_TOKENS, counted is not None
+        self.completion = args.max_completion_length  # tokens, at most
+        self.length = self.prompt + self.completion
+        # rows of one forward and backward pass: as many as tokens_per_microbatch lets in, where it is set
+        self.micro_batch = rows = args.per_device_train_batch_size
+        if args.tokens_per_microbatch is not None:
+            self.micro_batch = min(rows, max(1, args.tokens_per_microbatch // self.length))
+        self.accumulation = args.gradient_accumulation_steps * -(-rows // self.micro_batch)
+        self.rollout_rows = rows * args.steps_per_generation  # generated together, on this device
+        self.fused_head = args.fused_head  # our head; None: on a GPU
+        self.optim = str(getattr(args.optim, "value", args.optim))
+        here = args.use_vllm and args.vllm_mode == "colocate"
+        self.vllm = args.vllm_gpu_memory_utilization if here else None  # its share of the GPU where it lives here
+        self.vllm_cache = args.vllm_kv_cache_gib and args.vllm_kv_cache_gib * 2**30  # bytes, where they are given
+        self.vllm_server = args.use_vllm and not here
+        self.steps = steps_of(run, args)
+        updates = args.steps_per_generation * args.num_iterations
+        self.rollouts = -(-self.steps * args.gradient_accumulation_steps // updates)  # batches that are generated
 
     @property
     def state_share(self) -> float:
@@ -57,54 +67,6 @@ class Demand:
         if "8bit" in name:
             return 0.5 if "lion" not in name else 0.25  # one byte per state
         return next((share for kind, share in STATES.items() if kind in name), 2.0)
-
-
-def demand_of(run: Any, args: Any, model_args: Any, bf16: bool, prompt: int | None = None) -> Demand:
-    """``bf16`` is whether the run will use mixed precision on the machine that is planned for."""
-    from trl import get_peft_config
-
-    model = model_args.model_name_or_path
-    if not model:
-        raise UserError("no model to plan for: give --model a Hub id, a folder or a .gguf file.")
-    for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "max_completion_length"):
-        if getattr(args, name) < 1:
-            raise UserError(f"{name}={getattr(args, name)} leaves nothing to plan: set it to 1 or more.")
-    config = architecture(model, args.trust_remote_code)
-    adapter = is_adapter(model)
-    here = args.use_vllm and args.vllm_mode == "colocate"
-    counted = prompt or prompt_tokens(run, model)
-    steps = steps_of(run, args)
-    longest = (counted or PROMPT_TOKENS) + args.max_completion_length
-    rows = args.per_device_train_batch_size
-    if args.tokens_per_microbatch is not None:
-        rows = min(rows, max(1, args.tokens_per_microbatch // longest))
-    return Demand(
-        model=model,
-        config=config,
-        dtype=_dtype(model_args.dtype, config, model),
-        quantised=0.55 if model_args.load_in_4bit else 1.05 if model_args.load_in_8bit else None,
-        autocast=bf16 or args.fp16,
-        lora=_peft_config(model) if adapter else get_peft_config(model_args),
-        adapter_copy=adapter and args.beta != 0,
-        reference=args.beta != 0,
-        micro_batch=rows,
-        accumulation=args.gradient_accumulation_steps * -(-args.per_device_train_batch_size // rows),
-        rollout_rows=args.per_device_train_batch_size * args.steps_per_generation,
-        prompt=counted or PROMPT_TOKENS,
-        prompt_known=counted is not None,
-        completion=args.max_completion_length,
-        checkpointing=args.gradient_checkpointing,
-        fused_head=args.fused_head,
-        optim=str(getattr(args.optim, "value", args.optim)),
-        vllm=args.vllm_gpu_memory_utilization if here else None,
-        vllm_cache=args.vllm_kv_cache_gib * 2**30 if args.vllm_kv_cache_gib else None,
-        vllm_server=args.use_vllm and not here,
-        vllm_sleeps=bool(args.vllm_enable_sleep_mode),
-        steps=steps,
-        rollouts=-(-steps * args.gradient_accumulation_steps // (args.steps_per_generation * args.num_iterations)),
-        processes=args.world_size,
-        trusted=args.trust_remote_code,
-    )
 
 
 def _peft_config(adapter: str) -> Any:

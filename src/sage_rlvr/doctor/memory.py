@@ -43,16 +43,23 @@ def total(parts: list[Part]) -> float:
 
 def memory_of(demand: Demand, cuda: bool, gpu_memory: float = 0.0) -> Memory:
     """``gpu_memory`` is what vLLM's share is a share of."""
-    weights = weigh(demand.config, demand.dtype, demand.lora, demand.trusted)
+    checkpointing, trusted = demand.args.gradient_checkpointing, demand.args.trust_remote_code
+    weights = weigh(demand.config, demand.dtype, demand.lora, trusted)
     passes = measure_pass(
-        demand.config, demand.micro_batch, demand.length, demand.dtype, demand.lora, demand.checkpointing, demand.autocast,
-        demand.trusted,
-    )  # fmt: skip
+        demand.config,
+        demand.micro_batch,
+        demand.length,
+        demand.dtype,
+        demand.lora,
+        checkpointing,
+        demand.autocast,
+        trusted,
+    )
     always = _always(demand, weights, cuda)
     vllm = [_vllm(demand, weights, gpu_memory)] if demand.vllm else []
-    awake = [] if demand.vllm_sleeps else vllm
+    awake = [] if demand.args.vllm_enable_sleep_mode else vllm
     gradients = Part("gradients", weights.trainable, _count(weights.trainable_count))
-    about = f"{demand.micro_batch} × {demand.length} tokens" + (", checkpointed" if demand.checkpointing else "")
+    about = f"{demand.micro_batch} × {demand.length} tokens" + (", checkpointed" if checkpointing else "")
     activations = Part("activations", passes.saved, about)
     head = Part("log-prob head", head_bytes(demand, cuda, backward=True), "a tile of logits at a time")
     layer = Part("one layer, backward", passes.backward)

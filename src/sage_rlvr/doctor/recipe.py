@@ -1,7 +1,5 @@
 """Whether a given config can run here, each obstacle with its fix."""
 
-import contextlib
-import io
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +23,10 @@ def config_checks(config: str) -> list[Check]:
     """The settings as the trainer itself judges them first; what follows needs them."""
     load_recipe(config)  # no such recipe: wrong use
     argv = ["--config", config]
-    printed = io.StringIO()
     try:
-        with contextlib.redirect_stderr(printed):  # argparse prints, then exits
-            run, args, model_args = training.parse(argv)
-    except (UserError, ValueError, ImportError) as e:
+        run, args, model_args = training.parse(argv)
+    except (ValueError, ImportError) as e:
         return [_refused("settings", e)]
-    except SystemExit:
-        return [_refused("settings", printed.getvalue().strip().splitlines()[-1])]
     checks = [
         Check("settings", True, f"{config} can be built"),
         _asked("libraries", lambda: _installed(args)),
@@ -46,10 +40,10 @@ def config_checks(config: str) -> list[Check]:
     if run.sft:
         checks += _sft_checks(run, args, model_args)
     checks.append(_asked("output_dir", lambda: _unclaimed(run, args, model_args)))
-    return [*checks, *_plan_checks(argv, args.output_dir)]
+    return [*checks, *_plan_checks(argv)]
 
 
-def _refused(name: str, e: Exception | str) -> Check:
+def _refused(name: str, e: Exception) -> Check:
     """The library's or our own sentence: what is wrong stands before the colon, how to fix it after."""
     what = " ".join(str(e).split())
     found, colon, fix = what.partition(": ")
@@ -59,7 +53,7 @@ def _refused(name: str, e: Exception | str) -> Check:
 def _asked(name: str, look: Any) -> Check:
     try:
         found = look()
-    except (UserError, ValueError, OSError) as e:
+    except (ValueError, OSError) as e:
         return _refused(name, e)
     return found if isinstance(found, Check) else Check(name, True, str(found))
 
@@ -160,14 +154,14 @@ def _unclaimed(run: Any, args: Any, model_args: Any) -> str:
 # ---- by plan -------------------------------------------------------------------------------------------------------
 
 
-def _plan_checks(argv: list[str], output_dir: str) -> list[Check]:
+def _plan_checks(argv: list[str]) -> list[Check]:
     try:
         plan = make_plan(argv)
-    except (UserError, ValueError, RuntimeError) as e:
+    except (ValueError, RuntimeError) as e:
         return [Check("memory", None, f"no plan could be made ({short(e)})")]
     found = f"about {plan.memory.peak / GB:.1f} GB of {plan.device.free / GB:.1f} GB free on {plan.device.name}"
     enough = [flags for flags, peak in plan.fixes if peak <= plan.device.free]
     flags = (enough or [flags for flags, _ in plan.fixes] or ["a smaller model"])[0]
     fix = "" if plan.fits else f"try {flags}; 'sage-rlvr plan' shows what costs what."
     needed = sum(p.bytes for p in plan.disk if p.name != "model from the Hub")
-    return [Check("memory", plan.fits, found, fix), disk_checks(output_dir, needed)[0]]
+    return [Check("memory", plan.fits, found, fix), disk_checks(plan.demand.args.output_dir, needed)[0]]

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from sage_rlvr.doctor.machine import Check
 from sage_rlvr.extensions import leave_working_directory
 
-TESTED = "0.9.1"
+TESTED, TIMEOUT_S = "0.9.1", 180
 PLUGIN = "sage_rlvr.integrations.verl"
 UNDECLARED = "cachetools, uvicorn, fastapi"  # verl 0.9.1's V1 trainer imports them; its package does not ask for them
 
@@ -36,13 +36,12 @@ print("SAGE-DOCTOR " + json.dumps(found))
 """
 
 
-def check_verl(timeout_s: float = 180) -> list[Check]:
+def check_verl() -> list[Check]:
     """Whether verl is here, whether it will load the plug-in, and whether the plug-in then does its work."""
     checks = [_library("verl", TESTED), _library("TransferQueue", None)]
     if checks[0].ok is False:
         return checks
-    checks += [_entry_point(), _policy()]
-    return checks + _probe(timeout_s)
+    return [*checks, _entry_point(), _policy(), *_probe()]
 
 
 def _library(name: str, tested: str | None) -> Check:
@@ -72,12 +71,12 @@ def _policy() -> Check:
     return Check("plug-ins allowed", allowed, f"VERL_USE_EXTERNAL_PLUGINS={policy}", fix)
 
 
-def _probe(timeout_s: float) -> list[Check]:
+def _probe() -> list[Check]:
     name, command = "plug-in active", [sys.executable, "-P", "-W", "ignore", "-c", PROBE]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        return [Check(name, None, f"a fresh process did not import verl in {timeout_s:g} s", "try again when idle.")]
+        return [Check(name, None, f"a fresh process did not import verl in {TIMEOUT_S} s", "try again when idle.")]
     lines = [line for line in done.stdout.splitlines() if line.startswith("SAGE-DOCTOR ")]
     if not lines:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]

@@ -1,5 +1,6 @@
 """``sage-rlvr train``: a recipe and flags in TRL's way, SFT where the recipe asks for it, then RL; run again, it goes on."""
 
+import argparse
 import json
 import re
 from dataclasses import asdict, dataclass, fields
@@ -31,12 +32,8 @@ from sage_rlvr.train.config import SAGEConfig
 from sage_rlvr.train.trainer import SAGETrainer
 
 RECORD = "run.json"
-OTHERS = (
-    "checkpoint-*",
-    "config.json",
-    "adapter_config.json",
-    sft.RECORD,
-)  # of a model, or of a run that is not from here
+# of a model, or of a run that is not from here
+OTHERS = ("checkpoint-*", "config.json", "adapter_config.json", sft.RECORD)
 UNNAMED = "runs/~unnamed~"  # until task, model and seed are known
 # Settings that change neither data nor weights: a run may go on with others
 _FREE = re.compile(
@@ -50,68 +47,45 @@ _FREE = re.compile(
 class RunArguments:
     """What a run needs beside SAGEConfig and TRL's ModelConfig."""
 
-    dataset: str | None = HfArg(
-        default=None, help="Your own data: a .jsonl, .json, .csv or .parquet file, a folder, or a Hub id."
-    )
-    reward: list[str] | None = HfArg(
-        default=None,
-        help="Your own rewards, file.py:function or module:function, as TRL calls them (docs/your_data.md).",
-    )
+    # fmt: off
+    dataset: str | None = HfArg(default=None, help="Your own data: a .jsonl, .json, .csv or .parquet file, a folder, "
+        "or a Hub id.")
+    reward: list[str] | None = HfArg(default=None, help="Your own rewards, file.py:function or module:function, as TRL "
+        "calls them (docs/your_data.md).")
     task: str = HfArg(default="", help="Or problems that ship: 'sage-rlvr tasks' lists them. Default: dapo-math-17k.")
-    prompt_column: str | None = HfArg(
-        default=None, help="Column of the prompts in --dataset. Default: prompt, question or problem."
-    )
-    answer_column: str | None = HfArg(
-        default=None, help="Column of the right answers in --dataset. Default: answer or solution."
-    )
+    prompt_column: str | None = HfArg(default=None, help="Column of the prompts in --dataset. Default: prompt, "
+        "question or problem.")
+    answer_column: str | None = HfArg(default=None, help="Column of the right answers in --dataset. Default: answer or "
+        "solution.")
     dataset_config: str | None = HfArg(default=None, help="Config of a Hub dataset, such as main.")
     split: str | None = HfArg(default=None, help="Split of a Hub dataset or folder. Default: train.")
-    extract: str | None = HfArg(
-        default=None,
-        help="How an answer is found in a completion: marked (<SOLUTION> or \\boxed), any (also the last number), or "
-        "file.py:function. Default: as the prompt format does.",
-    )
-    holdout: int | None = HfArg(
-        default=None,
-        help="So many rows of --dataset are not trained on, and their pass@k is measured while training. The same rows "
-        "for every seed; 'sage-rlvr eval --dataset … --holdout' samples them.",
-    )
-    eval_dataset: str | None = HfArg(
-        default=None, help="Or your own held-out data, as --dataset; the first held_out_rows of them are measured."
-    )
-    correct_at: float = HfArg(
-        default=1.0, help="With --reward: a held-out completion is right where its weighted reward is at least this."
-    )
+    extract: str | None = HfArg(default=None, help="How an answer is found in a completion: marked (<SOLUTION> or "
+        "\\boxed), any (also the last number), or file.py:function. Default: as the prompt format does.")
+    holdout: int | None = HfArg(default=None, help="So many rows of --dataset are not trained on, and their pass@k is "
+        "measured while training. The same rows for every seed; 'sage-rlvr eval --dataset … --holdout' samples them.")
+    eval_dataset: str | None = HfArg(default=None, help="Or your own held-out data, as --dataset; the first "
+        "held_out_rows of them are measured.")
+    correct_at: float = HfArg(default=1.0, help="With --reward: a held-out completion is right where its weighted "
+        "reward is at least this.")
     rows: int | None = HfArg(default=None, help="Only the first rows of the task.")
-    within_reach: str | None = HfArg(
-        default=None,
-        help="Folder of an evaluation of the start model on the task: of the rows, only problems it solves sometimes.",
-    )
-    prompt_format: str = HfArg(
-        default="",
-        help="Prompt format: paper, boxed, plain, symbols, as_is, or a registered name. Default: paper; with "
-        "--dataset boxed; with --dataset and --reward as_is.",
-    )
+    within_reach: str | None = HfArg(default=None, help="Folder of an evaluation of the start model on the task: of "
+        "the rows, only problems it solves sometimes.")
+    prompt_format: str = HfArg(default="", help="Prompt format: paper, boxed, plain, symbols, as_is, or a registered "
+        "name. Default: paper; with --dataset boxed; with --dataset and --reward as_is.")
     data_dir: str | None = HfArg(default=None, help="Folder of local task files, in the Hub's schema.")
-    decontaminate: bool | None = HfArg(
-        default=None,
-        help="Drop problems that repeat an evaluation problem; true fetches the benchmarks. Default: for "
-        "mathematics that ships, against the benchmarks on this machine.",
-    )
-    random_reward: float | None = HfArg(
-        default=None,
-        help="A control: training is paid 1 with this chance, else 0, whatever was answered. The true verdict is "
-        "logged as sage/true_reward; held-out curves and evaluations do not change.",
-    )
-    sft: str | None = HfArg(
-        default=None,
-        help="Recipe of the SFT stage before RL, made in sft/ beside output_dir once for all runs; none: RL only.",
-    )
+    decontaminate: bool | None = HfArg(default=None, help="Drop problems that repeat an evaluation problem; true "
+        "fetches the benchmarks. Default: for mathematics that ships, against the benchmarks on this machine.")
+    random_reward: float | None = HfArg(default=None, help="A control: training is paid 1 with this chance, else 0, "
+        "whatever was answered. The true verdict is logged as sage/true_reward; held-out curves and evaluations do not "
+        "change.")
+    sft: str | None = HfArg(default=None, help="Recipe of the SFT stage before RL, made in sft/ beside output_dir once "
+        "for all runs; none: RL only.")
     held_out: list[str] | None = HfArg(default=None, help="Tasks whose pass@k is measured while training.")
     held_out_rows: int = HfArg(default=32, help="Problems of each held-out task.")
     held_out_every: int = HfArg(default=50, help="Steps between held-out measurements.")
     held_out_n: int = HfArg(default=8, help="Samples per held-out problem: pass@1 and pass@n are logged.")
     resume: bool = HfArg(default=True, help="Go on from the newest whole checkpoint in output_dir.")
+    # fmt: on
 
     def __post_init__(self) -> None:
         values.check(self)
@@ -132,19 +106,22 @@ def make_parser() -> TrlParser:
     return _Parser((RunArguments, SAGEConfig, ModelConfig), prog="sage-rlvr train", allow_abbrev=False)
 
 
+def take_config(argv: list[str]) -> tuple[list[str], str | None]:
+    """The command without ``--config``, and the recipe that it names."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", nargs="?", const="")
+    given, rest = parser.parse_known_args(argv)
+    if given.config == "":
+        raise UserError(
+            "--config names no recipe: write --config recipes/branch.yaml ('sage-rlvr recipes' lists them)."
+        )
+    return rest, given.config
+
+
 def parse(argv: list[str], read: bool = True) -> tuple[RunArguments, SAGEConfig, ModelConfig]:
     """``--config RECIPE`` gives defaults, flags override them; an unknown name on either side is refused. ``read``: the user's
     own data and rewards are read and checked too."""
-    argv, name = field_flags(argv), None
-    argv = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
-    if "--config" in argv:
-        at = argv.index("--config")
-        if at + 1 == len(argv):
-            raise UserError(
-                "--config names no recipe: write --config recipes/branch.yaml ('sage-rlvr recipes' lists them)."
-            )
-        name = argv[at + 1]
-        del argv[at : at + 2]
+    argv, name = take_config(field_flags(argv))
     settings = load_recipe(name) if name else {}
     flags = {word.partition("=")[0] for word in argv}
     if "--dataset" in flags:
