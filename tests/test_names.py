@@ -230,8 +230,8 @@ def test_trains_help_is_read_from_the_source_as_it_is():
 
     own = [f for f in dataclasses.fields(SAGEConfig) if f.name in SAGEConfig.__annotations__]
     for module, cls, fields in (
-        ("sage_rlvr.train.config", "SAGEConfig", own),
-        ("sage_rlvr.launch.run", "RunArguments", dataclasses.fields(RunArguments)),
+        ("train/config", "SAGEConfig", own),
+        ("launch/run", "RunArguments", dataclasses.fields(RunArguments)),
     ):
         found = told.declared(module, cls)
         assert set(found) == {f.name for f in fields} - told.DERIVED

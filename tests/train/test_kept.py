@@ -1,6 +1,7 @@
 """Right answers of π_ref, kept: which ones, their loss and gradient in the real trainer, and every folder that is refused."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from transformers import AutoModelForCausalLM
 from sage_rlvr import cli
 from sage_rlvr.errors import UserError
 from sage_rlvr.launch import run
-from sage_rlvr.launch.reach import write_tallies
 from sage_rlvr.models.fingerprints import of_weights
 from sage_rlvr.store import SampleStore
 from sage_rlvr.tasks import Problem
@@ -355,7 +355,8 @@ def test_the_two_commands(tmp_path, monkeypatch, capsys):
     assert sorted(list(a.completion) for a in made.rehearsal.answers) == sorted(right)
     assert all(len(a.prompt) > 4 for a in made.rehearsal.answers)
     names = sorted({r["problem"] for r in rows})
-    write_tallies("reach.json", {name: (1 if name == names[0] else 2, 2) for name in names}, "countdown-ltr")
+    counts = {name: (1 if name == names[0] else 2, 2) for name in names}
+    Path("reach.json").write_text(json.dumps({"task": "countdown-ltr", "problems": counts}))
     part = run.build(*run.parse([*train, "kept", "--within_reach", "reach.json"]), base)
     assert part.train_dataset["problem"] == [names[0]]
     assert part.rehearsal.answers == made.rehearsal.answers, (

@@ -14,17 +14,8 @@ from sage_rlvr.extensions import load_function
 from sage_rlvr.launch.random_reward import RandomReward
 from sage_rlvr.launch.reach import within_reach
 from sage_rlvr.runs import writer
-from sage_rlvr.tasks import (
-    Problem,
-    decontaminate,
-    evaluation_problems,
-    get_task,
-    keep_verifiable,
-    load_task,
-    make_scorer,
-    own,
-)
-from sage_rlvr.tasks.registry import TASKS
+from sage_rlvr.tasks import Problem, decontaminate, evaluation_problems, keep_verifiable, load_task, make_scorer, own
+from sage_rlvr.tasks.registry import TASKS, get_task
 from sage_rlvr.tasks.rewards import OwnReward, check_weights
 from sage_rlvr.tasks.scorers import reader, task_reward
 
@@ -150,19 +141,16 @@ def _decontaminated(run: Any, loaded: list[Problem]) -> list[Problem]:
     if run.decontaminate is None and run.dataset:
         print("decontamination: off for your own data; --decontaminate true fetches the benchmarks and compares")
         return loaded
-    neighbours = [name for name in _neighbours(run.task) if name != run.task]
+    others = {name: task.scorer for name, task in TASKS.items() if name != run.task}
+    task = get_task(run.task)
+    neighbours = [name for name in others if others[name] == task.scorer and not task.generate]
     if run.decontaminate is None and not neighbours:
         return loaded
-    wanted = [name for name in TASKS if name != run.task] if run.decontaminate else neighbours
+    wanted = list(others) if run.decontaminate else neighbours
     against, missing = evaluation_problems(run.data_dir, wanted, fetch=bool(run.decontaminate))
     report = decontaminate(loaded, against, missing=missing)
     print(report.line())
     return report.kept
-
-
-def _neighbours(name: str) -> list[str]:
-    task = get_task(name)
-    return [] if task.generate else [t.name for t in TASKS.values() if t.scorer == task.scorer]
 
 
 def problems(run: Any, chosen: list[Problem]) -> list[Problem]:

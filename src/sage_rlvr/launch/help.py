@@ -3,7 +3,7 @@
 import ast
 import shutil
 import textwrap
-from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from sage_rlvr.launch.recipes import recipe_lines, shelf
@@ -13,12 +13,9 @@ from sage_rlvr.names import FIELDS
 SHARED = {
     "config": ("a recipe (listed below) or a YAML file of yours; flags override it", None),
     "model": ("a Hub id, a folder or a .gguf file", None),
-    "out": (
-        "folder for checkpoints and trained weights (default: runs/RECIPE; without one, by guide, task and model)",
-        None,
-    ),
+    "out": ("folder for checkpoints and trained weights (default: runs/RECIPE; without one, by guide, task and model)", None),
     "max_tokens": ("longest completion, in tokens", 512),
-}
+}  # fmt: skip
 TRL = {
     "learning_rate": ("peak learning rate", 1e-6),
     "num_generations": ("completions per prompt: the size of a group", 8),
@@ -47,8 +44,8 @@ def train_help(width: int | None = None) -> str:
         "accelerate_config": (f"several processes: {', '.join(shelf('launchers'))}, or a file", None),
         "num_processes": ("how many (default: as the config says, else one per GPU)", None),
     }
-    method = declared("sage_rlvr.train.config", "SAGEConfig")
-    run = declared("sage_rlvr.launch.run", "RunArguments")
+    method = declared("train/config", "SAGEConfig")
+    run = declared("launch/run", "RunArguments")
     about = (
         "Train with GRPO, or with SAGE's anchor. Flags override the recipe. Run the same command again to continue after an "
         "interruption."
@@ -83,20 +80,13 @@ def _listed(title: str, settings: dict[str, tuple[str, Any]], width: int) -> str
 
 
 def declared(module: str, name: str) -> dict[str, tuple[str, Any]]:
-    """field → (help, default) of a dataclass, from its source: each field is a call with the two, or with metadata."""
-    spec = find_spec(module)
-    assert spec is not None
-    assert spec.loader is not None
-    tree = ast.parse(spec.loader.get_source(module))  # type: ignore[attr-defined]
-    body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name).body
+    """field → (help, default) of a dataclass, from its source: each field is a call that names the two."""
+    source = Path(__file__).parents[1].joinpath(f"{module}.py").read_text(encoding="utf-8")
+    body = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == name).body
     listed = {}
     for node in body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Call):
-            given = dict(zip(("default", "help"), node.value.args)) | {
-                word.arg: word.value for word in node.value.keywords
-            }
-            text = ast.literal_eval(given["help"]) if "help" in given else ast.literal_eval(given["metadata"])["help"]
-            default = ast.literal_eval(given["default"]) if "default" in given else None
+            given = {word.arg: ast.literal_eval(word.value) for word in node.value.keywords}
             if node.target.id not in DERIVED:
-                listed[node.target.id] = (text, default)
+                listed[node.target.id] = (given["help"], given["default"])
     return listed

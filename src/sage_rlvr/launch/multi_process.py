@@ -41,13 +41,12 @@ def take_flags(argv: list[str]) -> tuple[list[str], str | None, int | None]:
     parser.add_argument("--accelerate_config")
     parser.add_argument("--num_processes", type=int)
     given, rest = parser.parse_known_args(argv)
-    config, processes = given.accelerate_config, given.num_processes
-    if processes is not None and processes < 1:
-        raise UserError(f"--num_processes {processes} is not a number of processes: write 1 or more.")
-    if processes is not None and config is None:
+    if given.num_processes is not None and given.num_processes < 1:
+        raise UserError(f"--num_processes {given.num_processes} is not a number of processes: write 1 or more.")
+    if given.num_processes is not None and given.accelerate_config is None:
         choices = ", ".join(shelf("launchers"))
         raise UserError(f"--num_processes needs --accelerate_config: choose one of {choices}, or a file.")
-    return rest, config, processes
+    return rest, given.accelerate_config, given.num_processes
 
 
 # ---- starting ------------------------------------------------------------------------------------------------------

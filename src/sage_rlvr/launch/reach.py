@@ -1,9 +1,5 @@
 """Which problems teach something: those the start model solves now and then. A group of answers that are all right, or all
-wrong, has no advantage, and early in training most groups of a hard set are all wrong.
-
-    sage-rlvr eval --model M --tasks dapo-math-17k --split train --limit 2000 --n 8 --seeds 1 --out runs/reach
-    sage-rlvr train --model_name_or_path M --within_reach runs/reach
-"""
+wrong, has no advantage, and early in training most groups of a hard set are all wrong (docs/howto/more_training.md)."""
 
 import json
 from collections import Counter
@@ -12,7 +8,6 @@ from importlib.resources import files
 from pathlib import Path
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.models import write_whole
 from sage_rlvr.store import SampleStore
 from sage_rlvr.tasks import Problem
 
@@ -40,7 +35,8 @@ def within_reach(problems: Sequence[Problem], source: str | Path) -> list[Proble
 
 
 def tallies(source: str | Path, task: str) -> Tallies:
-    """From an evaluation's folder, or from a file that ``write_tallies`` made of one: the user's, or one beside the studies."""
+    """From an evaluation's folder, or from a file of such counts, the user's or one beside the studies:
+    {"task": task, "problems": {problem: [right, judged]}}."""
     source = source if Path(source).exists() or not SHELF.joinpath(source).is_file() else SHELF / source
     counts = _from_file(Path(source), task) if Path(source).is_file() else _from_store(source, task)
     if not counts:
@@ -49,12 +45,6 @@ def tallies(source: str | Path, task: str) -> Tallies:
             "--out …'."
         )
     return counts
-
-
-def write_tallies(path: str | Path, counts: Tallies, task: str, **about: object) -> None:
-    """The counts alone, small enough to keep."""
-    content = {**about, "task": task, "problems": {p: list(pair) for p, pair in sorted(counts.items())}}
-    write_whole(Path(path), json.dumps(content) + "\n")
 
 
 def _from_store(folder: str | Path, task: str) -> Tallies:

@@ -13,14 +13,13 @@ import logging
 import re
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
 from datasets import Dataset
 from transformers import TrainerCallback
-from transformers.hf_argparser import HfArg
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
@@ -51,29 +50,23 @@ _log = logging.getLogger(__name__)
 class SFTRun:
     """What the SFT stage needs beyond TRL's SFTConfig; names shared with TRL's ModelConfig mean the same."""
 
-    model: str | None = HfArg(
-        default=None, help="Base model: a Hub id, a folder or a .gguf file. Default: the run's own."
+    model: str | None = None  # the base: a Hub id, a folder or a .gguf file; None: the run's own
+    task: str = "openmathreasoning-mini"  # with worked solutions
+    rows: int | None = None  # only the task's first
+    prompt_format: str = "paper"
+    data_dir: str | None = None  # of local task files
+    decontaminate: bool = True  # drop problems that repeat an evaluation problem
+    max_prompt_share: float = 0.5  # rows whose prompt takes more than this share of max_length are left out
+    keep: Literal["merged", "adapter"] = (
+        "merged"  # what RL starts from: merged weights, or base + adapter, trained further
     )
-    task: str = HfArg(default="openmathreasoning-mini", help="Task with worked solutions.")
-    rows: int | None = HfArg(default=None, help="Only the first rows of the task.")
-    prompt_format: str = HfArg(
-        default="paper", help="Prompt format: paper, boxed, plain, symbols, or a registered name."
-    )
-    data_dir: str | None = HfArg(default=None, help="Folder of local task files.")
-    decontaminate: bool = HfArg(default=True, help="Drop problems that repeat an evaluation problem.")
-    max_prompt_share: float = HfArg(
-        default=0.5, help="Rows whose prompt takes more than this share of max_length are left out."
-    )
-    keep: Literal["merged", "adapter"] = HfArg(
-        default="merged", help="What RL starts from: merged weights, or base + adapter, trained further."
-    )
-    use_peft: bool = HfArg(default=True, help="LoRA; False trains every weight.")
-    lora_r: int = HfArg(default=8, help="LoRA rank.")
-    lora_alpha: int = HfArg(default=16, help="LoRA alpha.")
-    lora_dropout: float = HfArg(default=0.0, help="LoRA dropout.")
-    lora_target_modules: list[str] = HfArg(default_factory=lambda: list(PROJECTIONS), help="LoRA target modules.")
-    dtype: str = HfArg(default="float32", help="dtype the model is loaded and merged in; auto: as stored.")
-    attn_implementation: str | None = HfArg(default=None, help="Attention implementation.")
+    use_peft: bool = True  # LoRA; False trains every weight
+    lora_r: int = 8
+    lora_alpha: int = 16
+    lora_dropout: float = 0.0
+    lora_target_modules: list[str] = field(default_factory=lambda: list(PROJECTIONS))
+    dtype: str = "float32"  # the model is loaded and merged in it; auto: as stored
+    attn_implementation: str | None = None
 
     def __post_init__(self) -> None:
         if self.keep not in ("merged", "adapter"):
@@ -124,27 +117,15 @@ def run_sft(
     if sft_config.completion_only_loss is False:
         raise UserError("completion_only_loss=false: SFT here teaches completions alone; leave it out.")
     folder = Path(sft_config.output_dir)
-    result = folder / run.result
     rows = None if dataset is None else list(dataset)
-    if _finished(folder, run, _settings(run, sft_config, rows)):  # also where it cannot be written
-        return result
-    with writer.only_writer(folder):
-        _make(run, sft_config, rows, callbacks, go_on)
-    return result
-
-
-def _finished(folder: Path, run: SFTRun, settings: dict[str, Any]) -> bool:
-    record = _read_record(folder)
-    _refuse_changes(folder, record, settings)
-    return record.get("result") == run.result and (folder / run.result).is_dir()
+    if not _finished(folder, run, _settings(run, sft_config, rows)):  # first without the lock: it may not be writable
+        with writer.only_writer(folder):
+            _make(run, sft_config, rows, callbacks, go_on)
+    return folder / run.result
 
 
 def _make(
-    run: SFTRun,
-    config: SFTConfig,
-    rows: list[dict[str, Any]] | None,
-    callbacks: Sequence[TrainerCallback],
-    go_on: str,
+    run: SFTRun, config: SFTConfig, rows: list[dict[str, Any]] | None, callbacks: Sequence[TrainerCallback], go_on: str
 ) -> None:
     """What is missing of the stage."""
     folder, everyone = Path(config.output_dir), config.distributed_state
@@ -194,12 +175,12 @@ def _train(
     go_on: str,
 ) -> None:
     assert run.model is not None  # see run_sft
-    trusted, everyone = config.trust_remote_code, config.distributed_state
+    everyone, trusted, first = config.distributed_state, config.trust_remote_code, config.process_index == 0
     tokenizer = load_tokenizer(run.model, trust_remote_code=trusted)
     tokenizer.chat_template = chat_template(tokenizer, run.prompt_format)
     train_set = tokenised(rows, tokenizer, config.max_length, run.max_prompt_share)
-    attention = run.attn_implementation
-    model = load_model(run.model, dtype=run.dtype, trust_remote_code=trusted, attn_implementation=attention)
+    options = {"trust_remote_code": trusted, "attn_implementation": run.attn_implementation}
+    model = load_model(run.model, dtype=run.dtype, **options)
     check_vocabulary(model, tokenizer)
     config.completion_only_loss = True  # rows are tokenised here, so TRL cannot see that they have a completion
     trainer = StageTrainer(
@@ -210,16 +191,16 @@ def _train(
         peft_config=lora(model, ModelConfig(**{name: getattr(run, name) for name in LORA})),
         callbacks=list(callbacks),
     )
-    newest = take_last_complete(config.output_dir) if config.process_index == 0 else None
+    newest = take_last_complete(config.output_dir) if first else None
     with interrupt.saved_on_signal(trainer, go_on):
         trainer.train(resume_from_checkpoint=writer.same_everywhere(newest))
     partial = out.with_name(f".{out.name}.partial")
-    if config.process_index == 0:
+    if first:
         shutil.rmtree(partial, ignore_errors=True)
     everyone.wait_for_everyone()
     trainer.save_model(str(partial))  # weights and tokenizer; every process takes part where weights are sharded
     everyone.wait_for_everyone()
-    if config.process_index == 0:
+    if first:
         put_in_place(partial, out)
     everyone.wait_for_everyone()
 
@@ -306,23 +287,21 @@ def _settings(run: SFTRun, config: SFTConfig, rows: list[dict[str, Any]] | None)
     return json.loads(json.dumps(out, default=str))
 
 
-def _read_record(folder: Path) -> dict[str, Any]:
+def _finished(folder: Path, run: SFTRun, settings: dict[str, Any]) -> bool:
+    """Refuses a folder of other settings. What only one side has, a newer library's say, is no change."""
     path = folder / RECORD
-    if path.is_file():
-        return read_json(path, settings=dict)
-    if any(folder.glob("checkpoint-*")):
-        raise UserError(
-            f"{folder} holds checkpoints of another run (there is no {RECORD}): give SFT its own output_dir."
-        )
-    return {}
-
-
-def _refuse_changes(folder: Path, record: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Settings that only one side has, a newer library's say, are no change."""
-    saved = record.get("settings", {})
+    if not path.is_file():
+        if any(folder.glob("checkpoint-*")):
+            raise UserError(
+                f"{folder} holds checkpoints of another run (there is no {RECORD}): give SFT its own output_dir."
+            )
+        return False
+    record = read_json(path, settings=dict)
+    saved = record["settings"]
     for name in sorted(saved.keys() & settings.keys()):
         if saved[name] != settings[name]:
             raise UserError(
                 f"{folder} was made with {name}={saved[name]!r} and this run has {settings[name]!r}: use another output_dir, "
                 f"set {name} back, or remove the folder."
             )
+    return record.get("result") == run.result and (folder / run.result).is_dir()
