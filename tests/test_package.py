@@ -73,8 +73,8 @@ def installed(tmp_path_factory):
     (wheel,) = place.glob("*.whl")
     venv.create(place / "venv")
     interpreter = place / "venv" / ("Scripts" if os.name == "nt" else "bin") / "python"
-    pip = [sys.executable, "-m", "pip", "--python", str(interpreter), "install", "-q", "--no-deps", str(wheel)]
-    subprocess.run(pip, check=True, timeout=1200)
+    pip = [sys.executable, "-m", "pip", "--python", str(interpreter)]
+    subprocess.run([*pip, "install", "-q", "--no-compile", "--no-deps", str(wheel)], check=True, timeout=1200)
     return interpreter
 
 

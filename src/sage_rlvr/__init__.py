@@ -25,25 +25,10 @@ _ROOM_OF = {name: room for room, names in _HOME.items() for name in names.split(
 
 if TYPE_CHECKING:
     from sage_rlvr.advantage import Advantage, make_advantage, register_advantage
-    from sage_rlvr.anchor import (
-        ESTIMATORS,
-        BranchGuide,
-        BranchQuantileGuide,
-        CosineRestarts,
-        GroupGuide,
-        Guide,
-        RandomGuide,
-        Signals,
-        TemperedGuide,
-        TemperedQuantileGuide,
-        TokenGuide,
-        ValueGuide,
-        VerifiedGuide,
-        anchor_penalty,
-        anchor_reward,
-        make_guide,
-        register_guide,
-    )
+    from sage_rlvr.anchor import (  # isort: skip
+        ESTIMATORS, BranchGuide, BranchQuantileGuide, CosineRestarts, GroupGuide, Guide, RandomGuide, Signals, TemperedGuide,
+        TemperedQuantileGuide, TokenGuide, ValueGuide, VerifiedGuide, anchor_penalty, anchor_reward, make_guide, register_guide,
+    )  # fmt: skip
     from sage_rlvr.errors import UserError
     from sage_rlvr.stats.intervals import bootstrap_interval
     from sage_rlvr.stats.pass_at_k import majority_at_k, mean_at_n, pass_at_k, support_metrics
@@ -51,37 +36,11 @@ if TYPE_CHECKING:
     from sage_rlvr.verify import Verifier, verifiable_reward
 
 __all__ = [
-    "ESTIMATORS",
-    "Advantage",
-    "BranchGuide",
-    "BranchQuantileGuide",
-    "CosineRestarts",
-    "GroupGuide",
-    "Guide",
-    "RandomGuide",
-    "SAGEConfig",
-    "SAGETrainer",
-    "Signals",
-    "TemperedGuide",
-    "TemperedQuantileGuide",
-    "TokenGuide",
-    "UserError",
-    "ValueGuide",
-    "VerifiedGuide",
-    "Verifier",
-    "anchor_penalty",
-    "anchor_reward",
-    "bootstrap_interval",
-    "majority_at_k",
-    "make_advantage",
-    "make_guide",
-    "mean_at_n",
-    "pass_at_k",
-    "register_advantage",
-    "register_guide",
-    "support_metrics",
-    "verifiable_reward",
-]
+    "ESTIMATORS", "Advantage", "BranchGuide", "BranchQuantileGuide", "CosineRestarts", "GroupGuide", "Guide", "RandomGuide",
+    "SAGEConfig", "SAGETrainer", "Signals", "TemperedGuide", "TemperedQuantileGuide", "TokenGuide", "UserError", "ValueGuide",
+    "VerifiedGuide", "Verifier", "anchor_penalty", "anchor_reward", "bootstrap_interval", "majority_at_k", "make_advantage",
+    "make_guide", "mean_at_n", "pass_at_k", "register_advantage", "register_guide", "support_metrics", "verifiable_reward",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

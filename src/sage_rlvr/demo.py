@@ -44,8 +44,7 @@ def run_demo(
     found = differences(out, free)
     said = sentence(found, free, n)
     figure = draw_plane(out / "plane", rows, n, said)
-    table = plain(rows)
-    record = {"made": made_with(), "table": table, "differences": [asdict(d) for d in found], "sentence": said}
+    record = {"made": made_with(), "table": plain(rows), "differences": [asdict(d) for d in found], "sentence": said}
     write_whole(out / "demo.json", json.dumps(record, indent=1) + "\n")
     show_tables(console, rows, found, n)
     console.print(f"\n{said}", width=WIDTH, highlight=False)
@@ -110,15 +109,13 @@ def _change(what: str, x: Interval) -> str:
 def _between(over_base: Difference, over_free: Difference, moved: Difference) -> bool:
     """On neither number detectably beyond the base or the variant without KL, the two ends."""
 
-    def within(base: Interval, free: Interval, rise: float) -> bool:
-        low, high = (
-            (base, free) if rise > 0 else (free, base)
-        )  # what it has more than the lower end, than the higher end
-        return low.high >= 0 and high.low <= 0
-
-    return all(
-        within(getattr(over_base, k), getattr(over_free, k), getattr(moved, k).mean) for k in ("pass_1", "pass_n")
-    )
+    for k in ("pass_1", "pass_n"):
+        ends = getattr(over_base, k), getattr(over_free, k)
+        # what it has over the lower end, over the higher
+        low, high = ends if getattr(moved, k).mean > 0 else ends[::-1]
+        if not low.high >= 0 >= high.low:
+            return False
+    return True
 
 
 # ---- tables and picture --------------------------------------------------------------------------------------------
@@ -126,9 +123,8 @@ def _between(over_base: Difference, over_free: Difference, moved: Difference) ->
 
 def show_tables(console: Console, rows: list[Row], found: list[Difference], n: int) -> None:
     first = rows[0]
-    table = _table(f"{first.task}: {first.problems} problems, {n} samples each, 95% intervals over problems")
-    for column in ("pass@1", f"pass@{n}", "ways", "lost", "gained"):
-        table.add_column(column, justify="right", no_wrap=True)
+    title = f"{first.task}: {first.problems} problems, {n} samples each, 95% intervals over problems"
+    table = _table(title, "pass@1", f"pass@{n}", "ways", "lost", "gained")
     for r in rows:
         moved = ["–", "–"] if r.variant == "base" else [f"{r.lost:.0f}", f"{r.gained:.0f}"]
         solutions = "–" if r.solutions is None else f"{r.solutions.mean:.2f}"
@@ -140,18 +136,19 @@ def show_tables(console: Console, rows: list[Row], found: list[Difference], n: i
         highlight=False,
     )
     for reference in dict.fromkeys(d.reference for d in found):
-        table = _table(f"minus {reference}: paired differences, 95% intervals over problems")
-        for column in ("pass@1", f"pass@{n}"):
-            table.add_column(column, justify="right", no_wrap=True)
+        title = f"minus {reference}: paired differences, 95% intervals over problems"
+        table = _table(title, "pass@1", f"pass@{n}")
         for d in found:
             if d.reference == reference:
                 table.add_row(d.variant, shown(d.pass_1, sign="+"), shown(d.pass_n, sign="+"))
         console.print(table, width=WIDTH)
 
 
-def _table(title: str) -> Table:
+def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("variant", overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
     return table
 
 

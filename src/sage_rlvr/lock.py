@@ -25,18 +25,18 @@ _log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def held(path: Path, again: bool = False) -> Iterator[None]:
-    """The lock for the length of a block. ``again``: this process may have it already, and then keeps it afterwards."""
-    acquired = acquire(path, again)
+def held(path: Path) -> Iterator[None]:
+    """The lock for the length of a block."""
+    acquire(path)
     try:
         yield
     finally:
-        if acquired:
-            release(path)
+        release(path)
 
 
 def acquire(path: Path, again: bool = False) -> bool:
-    """Takes the lock or says who has it; answers whether it was taken now. That of a dead process is taken over."""
+    """Takes the lock or says who has it; answers whether it was taken now. That of a dead process is taken over. ``again``: this
+    process may have it already."""
     path, me = _key(path), os.getpid()
     if _held.get(path, (None,))[0] not in (None, me):
         del _held[path]  # of the parent of this process

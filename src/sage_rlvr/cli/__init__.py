@@ -20,15 +20,6 @@ ROOMS = (before, evaluate, look, study, train)  # each fills the table of verbs
 VERBS = {name: verb.VERBS[name] for name in ORDER.split()}
 
 
-def verb_parser(name: str) -> Parser:
-    verb = VERBS[name]
-    parser = Parser(f"sage-rlvr {name}", verb.help, verb.example)
-    if verb.add is not None:
-        verb.add(parser)
-    parser.set_defaults(verb=name, run_verb=verb.run)
-    return parser
-
-
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The verb and its flags, old names included; a misspelling raises UserError with the nearest name."""
     argv = list(argv)
@@ -39,9 +30,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         if name.startswith("-"):
             _door().refuse_unknown([name])
         raise UserError(f"there is no verb {name!r}: {near(name, VERBS)}; 'sage-rlvr --help' lists them.")
-    if VERBS[name].add is None:
-        return argparse.Namespace(verb=name, run_verb=VERBS[name].run, argv=shown_flags(argv[1:]))
-    return verb_parser(name).parse_args(shown_flags(argv[1:]))
+    verb, words = VERBS[name], shown_flags(argv[1:])
+    if verb.add is None:
+        return argparse.Namespace(verb=name, run_verb=verb.run, argv=words)
+    parser = Parser(f"sage-rlvr {name}", verb.help, verb.example)
+    verb.add(parser)
+    parser.set_defaults(verb=name, run_verb=verb.run)
+    return parser.parse_args(words)
 
 
 def _door() -> Parser:
@@ -51,11 +46,8 @@ def _door() -> Parser:
         "Train language models with verifiable rewards (RLVR): GRPO, and SAGE's shaped KL anchor, with evaluation.",
         usage="sage-rlvr [--import MODULE] VERB [flags]",
     )
-    parser.add_argument(
-        "--import",
-        metavar="MODULE",
-        help="before the verb: a Python module or file that registers your tasks, scorers, formats or guides",
-    )
+    about = "before the verb: a Python module or file that registers your tasks, scorers, formats or guides"
+    parser.add_argument("--import", metavar="MODULE", help=about)
     parser.add_argument("--version", action="version", version=f"sage-rlvr {__version__}")
     width = max(map(len, VERBS)) + 4
     columns = min(shutil.get_terminal_size().columns, 120) - 2
@@ -63,15 +55,8 @@ def _door() -> Parser:
         textwrap.fill(verb.help, columns, initial_indent=f"  {name}".ljust(width), subsequent_indent=" " * width)
         for name, verb in VERBS.items()
     ]
-    parser.epilog = "\n".join(
-        [
-            "verbs:",
-            *lines,
-            "",
-            "example: sage-rlvr demo",
-            "'sage-rlvr VERB --help' shows the flags of a verb, defaults and an example.",
-        ]
-    )
+    end = "\nexample: sage-rlvr demo\n'sage-rlvr VERB --help' shows the flags of a verb, defaults and an example."
+    parser.epilog = "\n".join(["verbs:", *lines, end])
     return parser
 
 

@@ -10,7 +10,6 @@ from accelerate.utils import is_peft_model
 from torch import nn
 from transformers import TrainerCallback
 
-
 WIDTH = 80
 GROUP = {"group": "group (r − mean)/std", "batch": "group (r − mean)/std of the batch", "none": "group r − mean"}
 GRADIENT = {

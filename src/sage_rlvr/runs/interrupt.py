@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM while training: the step is finished and saved, and it is said how to go on. Ctrl-C again ends at once."""
 
+import argparse
 import os
 import shlex
 import signal
@@ -29,12 +30,10 @@ def go_on(verb: str, argv: Sequence[str]) -> str:
     """How a user goes on with ``sage-rlvr VERB ARGV``: their own command, without what asks for a fresh start."""
     if how := os.environ.get(GO_ON):
         return how
-    words = list(argv)
-    for i in reversed([i for i, word in enumerate(words) if word.startswith(("--resume", "--no_resume"))]):
-        name, equals, _ = words[i].partition("=")
-        value = name == "--resume" and not equals and i + 1 < len(words) and not words[i + 1].startswith("-")
-        if name in ("--resume", "--no_resume"):
-            del words[i : i + 1 + value]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--resume", nargs="?")
+    parser.add_argument("--no_resume", action="store_true")
+    words = parser.parse_known_args(argv)[1]
     modules = ["--import", os.environ[MODULES]] if os.environ.get(MODULES) else []
     return "run the same command again:\n  " + shlex.join(["sage-rlvr", *modules, verb, *words])
 
@@ -91,12 +90,6 @@ class _SaveOnSignal(TrainerCallback):
             raise KeyboardInterrupt
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        return self._agree(control)
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        return self._agree(control)
-
-    def _agree(self, control: Any) -> Any:
         first = self.received
         if self.accelerator.num_processes > 1:
             flags = torch.tensor([float(first == number) for number in SIGNALS], device=self.accelerator.device)
@@ -106,6 +99,8 @@ class _SaveOnSignal(TrainerCallback):
             self.received = first
             control.should_save = control.should_training_stop = True
         return control
+
+    on_evaluate = on_step_end
 
     def restore(self) -> None:
         while self._before:

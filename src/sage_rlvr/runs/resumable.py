@@ -94,10 +94,11 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
         """One answer for all processes: the first looks."""
         if not asked:
             return None
-        if self.accelerator.is_main_process and asked is not True:
-            refuse_damaged(asked)
-        if self.accelerator.is_main_process and asked is True:
-            asked = take_last_complete(self.args.output_dir)
+        if self.accelerator.is_main_process:
+            if asked is True:
+                asked = take_last_complete(self.args.output_dir)
+            else:
+                refuse_damaged(asked)
         return writer.same_everywhere(asked)
 
     def _train_alone(self, checkpoint: str | None, *args: Any, **kwargs: Any) -> Any:
