@@ -42,10 +42,6 @@ class Keys(Mapping[Cell, set[int]]):
         bits[places] = True
         return new
 
-    @property
-    def total(self) -> int:
-        return int(self.bits.sum())
-
     def __getitem__(self, cell: Cell) -> set[int]:
         return set(np.flatnonzero(self.bits[self.rows[cell]]).tolist())
 

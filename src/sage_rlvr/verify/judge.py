@@ -16,7 +16,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from sage_rlvr.verify import notation
-from sage_rlvr.verify.sentence import stated
 
 RELATIVE = 1e-4  # floats that agree to six decimals must also be this near: it decides for values below 0.01
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
@@ -68,9 +67,7 @@ class MathJudge:
     def is_right(self, parsed: Any, answer: str) -> bool:
         gold, value, share = parsed
         text = notation.tidy(answer)
-        statement = stated(text)
-        # one reading, never two: a second would be a second guess
-        term = text if statement is None else notation.tidy(statement)
+        term = notation.term(text)
         if alike(gold, text) or alike(gold, term):
             return True
         bare = notation.without_unit(notation.plain(term))

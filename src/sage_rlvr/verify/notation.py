@@ -6,7 +6,7 @@ Text in, text out; gold and answer are treated alike. What a unit cannot say (``
 import re
 from decimal import Decimal
 
-from sage_rlvr.verify.sentence import TURNED, TURNS_A_UNIT
+from sage_rlvr.verify.sentence import TURNED, TURNS_A_UNIT, stated
 
 # The point of 0.\overline{3}, and that of "1. 5", stays.
 _DANGLING_POINT = re.compile(r"(?<=\d)\.(?=(?:\s|\\,)*(?:$|[/,;)}=+*^A-Za-z-]|\\(?:text|mathrm|%)))")
@@ -49,6 +49,13 @@ def tidy(text: str) -> str:
         if text == left + inside + right and left not in inside and right not in inside:
             text = _stripped(inside)
     return _DANGLING_POINT.sub("", text)
+
+
+def term(text: str) -> str:
+    """What of a tidy answer is judged: what its sentence states, or all of it. One reading, never two: a second would be a
+    second guess."""
+    statement = stated(text)
+    return text if statement is None else tidy(statement)
 
 
 def _stripped(text: str) -> str:

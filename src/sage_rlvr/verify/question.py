@@ -5,8 +5,7 @@ import re
 from collections import Counter
 from functools import lru_cache
 
-from sage_rlvr.verify.notation import equations, has_percent, plain, spellings, tidy, without_percent, without_unit
-from sage_rlvr.verify.sentence import stated
+from sage_rlvr.verify import notation
 
 _ASKS_PERCENT = re.compile(
     r"\b(?:what|which|how|find|express|determine|calculate|compute|give|write|as|nearest)\b(?:[^.?!]|\.\d)*?"
@@ -32,10 +31,10 @@ _OPERATION = re.compile(
 def read_for(question: str, gold: str, answer: str) -> str:
     r"""``answer`` as the question lets it be read: ``50\%`` is 50 where a percentage is asked for, and ``2x+1=7`` is 7 where the
     question speaks of 2x+1."""
-    if has_percent(answer) and not has_percent(gold) and _ASKS_PERCENT.search(question):
-        answer = without_percent(answer)
+    if notation.has_percent(answer) and not notation.has_percent(gold) and _ASKS_PERCENT.search(question):
+        answer = notation.without_percent(answer)
     if "=" in answer and "=" not in gold:
-        chains = equations(answer)
+        chains = notation.equations(answer)
         if len(chains) == 1 and re.search(r"[A-Za-z]", chains[0][0]) and _within(chains[0][0], question):
             return "=".join(chains[0][1:])
     return answer
@@ -45,21 +44,19 @@ def repeats(question: str, gold: str, answer: str) -> bool:
     """Whether a right answer only repeats the question: an expression, not a value, that stands there as it is or with its parts
     in another order, and is not the gold's own."""
     value = _value(answer)
-    if not _unevaluated(value):
+    if not _OPERATION.search(_same(value)):  # it is evaluated
         return False
     parts = Counter(_tokens(value))
-    if parts in (Counter(_tokens(spellings(_value(gold))[0])), Counter(_tokens(gold))):
+    if parts in (Counter(_tokens(notation.spellings(_value(gold))[0])), Counter(_tokens(gold))):
         return False
     return _within(value, question) or any(parts == formula for formula in _formulas(question))
 
 
 def _value(text: str) -> str:
     """What of an answer is judged: the term of a sentence, the right side of an equation, without unit and percent sign."""
-    text = tidy(text)
-    statement = stated(text)
-    text = plain(text if statement is None else tidy(statement))
-    text = without_percent(without_unit(text) or text)
-    chains = equations(text)
+    text = notation.plain(notation.term(notation.tidy(text)))
+    text = notation.without_percent(notation.without_unit(text) or text)
+    chains = notation.equations(text)
     return chains[0][-1] if len(chains) == 1 else text
 
 
@@ -70,12 +67,8 @@ def _same(text: str) -> str:
     return text
 
 
-def _unevaluated(value: str) -> bool:
-    return _OPERATION.search(_same(value)) is not None
-
-
 def _tokens(text: str) -> list[str]:
-    return _TOKEN.findall(_same(plain(text)))
+    return _TOKEN.findall(_same(notation.plain(text)))
 
 
 @lru_cache(maxsize=256)
