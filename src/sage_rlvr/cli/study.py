@@ -27,36 +27,22 @@ def _demo(args: argparse.Namespace) -> None:
     "study",
     "one base, several variants, several seeds: run them all, resumably, and see the table",
     "study run demo --out runs/demo",
-    flag(
-        "what",
-        **one_of("run", "status", "table", "frontier", "report", "list", word="part of study"),
-        help="run: what is missing of a study; status: where its runs stand; table: pass@k of every variant; frontier: who has "
-        "more pass@n at the same pass@1, and at the same distance from the reference, over a sweep; report: the page; list: "
-        "the packaged studies",
-    ),
+    flag("what", **one_of("run", "status", "table", "frontier", "report", "list", word="part of study"),
+         help="run: what is missing of a study; status: where its runs stand; table: pass@k of every variant; frontier: who has "
+         "more pass@n at the same pass@1, and at the same distance from the reference, over a sweep; report: the page; list: "
+         "the packaged studies"),
     flag("target", nargs="?", help="run: a study file or a packaged name; else: the study's folder"),
     flag("--out", help="run: the study's folder (default: runs/NAME); report: the page (default: in the folder)"),
     switch("--open", "report: show it in the browser"),
-    flag(
-        "--reference",
-        help="frontier: the family the others are held against (default: the first); table: a variant, to subtract "
-        "from the others (default: base)",
-    ),
+    flag("--reference", help="frontier: the family the others are held against (default: the first); table: a variant, to "
+         "subtract from the others (default: base)"),
     flag("--task", help="frontier: which task (default: the study's first)"),
-    flag(
-        "--jobs",
-        type=int,
-        help="run: how many runs at a time (default: one per GPU, else one per core, up to 4); "
-        "stacked: runs per stack (default: 12 on a GPU, else 4)",
-    ),
-    flag(
-        "--engine",
-        default="trl",
-        **one_of("trl", "stacked", word="engine"),
-        help="run: trl: SAGETrainer, a process per run; stacked: many runs of a scratch model in one program, for the countdown "
-        "worlds alone",
-    ),
-)
+    flag("--jobs", type=int, help="run: how many runs at a time (default: one per GPU, else one per core, up to 4); "
+         "stacked: runs per stack (default: 12 on a GPU, else 4)"),
+    flag("--engine", default="trl", **one_of("trl", "stacked", word="engine"),
+         help="run: trl: SAGETrainer, a process per run; stacked: many runs of a scratch model in one program, for the countdown "
+         "worlds alone"),
+)  # fmt: skip
 def _study(args: argparse.Namespace) -> None:
     from sage_rlvr.study import console
     from sage_rlvr.study.plan import list_studies

@@ -70,15 +70,9 @@ def weigh(config: Any, dtype: torch.dtype, lora: Any = None, trusted: bool = Fal
 
 @_once
 def measure_pass(
-    config: Any,
-    rows: int,
-    length: int,
-    dtype: torch.dtype,
-    lora: Any = None,
-    checkpointing: bool = False,
-    autocast: bool = False,
-    trusted: bool = False,
-) -> Pass:
+    config: Any, rows: int, length: int, dtype: torch.dtype, lora: Any = None,
+    checkpointing: bool = False, autocast: bool = False, trusted: bool = False,
+) -> Pass:  # fmt: skip
     """One micro-batch of (rows, length) tokens."""
     model = _model(config, dtype, lora, trusted)
     backbone, layers = _backbone(model.get_base_model() if lora is not None else model)

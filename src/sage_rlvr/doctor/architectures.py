@@ -12,26 +12,17 @@ FIELDS = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "vocab_size", "tie_word_embeddings",
 )  # fmt: skip
-_QWEN_7B = ("qwen2", 3584, 18944, 28, 28, 4, 152064, False)
-_QWEN_3B = ("qwen2", 2048, 11008, 36, 16, 2, 151936, True)
-_QWEN_1_5B = ("qwen2", 1536, 8960, 28, 12, 2, 151936, True)
-_QWEN_0_5B = ("qwen2", 896, 4864, 24, 14, 2, 151936, True)
-_SMOLLM_135M = ("llama", 576, 1536, 30, 9, 3, 49152, True)
-KNOWN = {  # the models that recipes, studies and docs name
-    "Qwen/Qwen2.5-Math-7B": _QWEN_7B,
-    "Qwen/Qwen2.5-Math-7B-Instruct": _QWEN_7B,
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": _QWEN_7B,
-    "Qwen/Qwen2.5-3B-Instruct": _QWEN_3B,
-    "Qwen/Qwen2.5-Math-1.5B": _QWEN_1_5B,
-    "Qwen/Qwen2.5-Math-1.5B-Instruct": _QWEN_1_5B,
-    "Qwen/Qwen2.5-Coder-1.5B": _QWEN_1_5B,
-    "Qwen/Qwen2.5-Coder-1.5B-Instruct": _QWEN_1_5B,
-    "Qwen/Qwen2.5-1.5B-Instruct": _QWEN_1_5B,
-    "Qwen/Qwen2.5-0.5B-Instruct": _QWEN_0_5B,
-    "Qwen/Qwen2.5-Coder-0.5B-Instruct": _QWEN_0_5B,
-    "HuggingFaceTB/SmolLM2-135M": _SMOLLM_135M,
-    "HuggingFaceTB/SmolLM2-135M-Instruct": _SMOLLM_135M,
-}
+_SHAPES = {  # of the models that recipes, studies and docs name
+    ("qwen2", 3584, 18944, 28, 28, 4, 152064, False):
+        "Qwen/Qwen2.5-Math-7B Qwen/Qwen2.5-Math-7B-Instruct deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
+    ("qwen2", 2048, 11008, 36, 16, 2, 151936, True): "Qwen/Qwen2.5-3B-Instruct",
+    ("qwen2", 1536, 8960, 28, 12, 2, 151936, True):
+        "Qwen/Qwen2.5-Math-1.5B Qwen/Qwen2.5-Math-1.5B-Instruct Qwen/Qwen2.5-Coder-1.5B Qwen/Qwen2.5-Coder-1.5B-Instruct "
+        "Qwen/Qwen2.5-1.5B-Instruct",
+    ("qwen2", 896, 4864, 24, 14, 2, 151936, True): "Qwen/Qwen2.5-0.5B-Instruct Qwen/Qwen2.5-Coder-0.5B-Instruct",
+    ("llama", 576, 1536, 30, 9, 3, 49152, True): "HuggingFaceTB/SmolLM2-135M HuggingFaceTB/SmolLM2-135M-Instruct",
+}  # fmt: skip
+KNOWN = {name: shape for shape, names in _SHAPES.items() for name in names.split()}
 
 
 def architecture(name_or_path: str, trust_remote_code: bool = False) -> Any:

@@ -46,15 +46,8 @@ def memory_of(demand: Demand, cuda: bool, gpu_memory: float = 0.0) -> Memory:
     checkpointing, trusted = demand.args.gradient_checkpointing, demand.args.trust_remote_code
     weights = weigh(demand.config, demand.dtype, demand.lora, trusted)
     passes = measure_pass(
-        demand.config,
-        demand.micro_batch,
-        demand.length,
-        demand.dtype,
-        demand.lora,
-        checkpointing,
-        demand.autocast,
-        trusted,
-    )
+        demand.config, demand.micro_batch, demand.length, demand.dtype, demand.lora, checkpointing, demand.autocast, trusted,
+    )  # fmt: skip
     always = _always(demand, weights, cuda)
     vllm = [_vllm(demand, weights, gpu_memory)] if demand.vllm else []
     awake = [] if demand.args.vllm_enable_sleep_mode else vllm

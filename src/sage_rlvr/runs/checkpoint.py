@@ -3,7 +3,7 @@ checkpoints are whole (manifest.py)."""
 
 import os
 import shutil
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from transformers import Trainer
 from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.utils import RepeatSampler
 
-from sage_rlvr.runs.manifest import CUT_SHORT, begin, fault, finish
 from sage_rlvr.errors import UserError
+from sage_rlvr.runs.manifest import CUT_SHORT, begin, fault, finish
 
 VERSION = 1
 
@@ -58,22 +58,17 @@ def last_complete(output_dir: str | Path) -> str | None:
 def take_last_complete(output_dir: str | Path) -> str | None:
     """The same, for a run that goes on from it: newer ones that are not whole are named and put out of the way, where neither
     the rotation nor a later resume counts them. One that a kill cut short is removed, unless there is nothing else."""
-    faults: dict[Path, str] = {}
-    whole = None
-    for path in _newest_first(output_dir):
-        if (wrong := fault(path)) is None:
-            whole = path
-            break
-        faults[path] = wrong
-    go_on = f"going on from {whole.name}" if whole else "there is no other, the run starts from its beginning"
-    for path, wrong in faults.items():
+    whole = last_complete(output_dir)
+    go_on = f"going on from {Path(whole).name}" if whole else "there is no other, the run starts from its beginning"
+    for path in takewhile(lambda path: str(path) != whole, _newest_first(output_dir)):
+        wrong = fault(path)
         if whole and wrong == CUT_SHORT:
             shutil.rmtree(path)
             print(f"{path} {wrong}; {go_on}")
         else:
             aside = _moved(path, Path(output_dir, "damaged"))
             print(f"{path} {wrong}; it is kept as {aside}; {go_on}")
-    return str(whole) if whole else None
+    return whole
 
 
 def refuse_damaged(checkpoint: str | Path) -> None:
