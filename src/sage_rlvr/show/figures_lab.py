@@ -60,17 +60,14 @@ def _fit(direction: str, x: Tensor, start: float) -> tuple[float, float, float]:
     optimiser = torch.optim.LBFGS([free], max_iter=200, line_search_fn="strong_wolfe")
 
     def divergence() -> Tensor:
+        optimiser.zero_grad()
         fit = _gaussian(x, free[0], free[1].exp()) + 1e-300
         p, q = (fit, target + 1e-300) if direction == "reverse" else (target, fit)
-        return (p * (p.clamp(min=1e-300).log() - q.log())).sum() * width
-
-    def closure() -> Tensor:
-        optimiser.zero_grad()
-        loss = divergence()
+        loss = (p * (p.clamp(min=1e-300).log() - q.log())).sum() * width
         loss.backward()
         return loss
 
-    optimiser.step(closure)
+    optimiser.step(divergence)
     mean, log_std = free.detach().tolist()
     return divergence().item(), mean, math.exp(log_std)
 

@@ -24,7 +24,7 @@ Drawn = tuple[Figure | None, dict[str, Any]]
 def figure2(runs: Runs, path: Path) -> Drawn:
     """Training reward against held-out pass@1, a panel per run: with and without KL they part."""
     by_row: dict[str, Dynamics] = {row: read[0] for row in runs.rows if (read := runs.read_trainings(row))}
-    _note_missing(runs, [row for row in ("GRPO", "GRPO w/o KL") if row not in by_row])
+    runs.note(*(f"{row}: not run" for row in ("GRPO", "GRPO w/o KL") if row not in by_row))
     if not by_row:
         return None, {}
     words = []
@@ -51,11 +51,6 @@ def figure2(runs: Runs, path: Path) -> Drawn:
         row: {"reward": d.curves.get("reward"), "held_out": d.held_out, "overfit": d.overfit}
         for row, d in by_row.items()
     }
-
-
-def _note_missing(runs: Runs, rows: Sequence[str]) -> None:
-    for row in rows:
-        runs.note(f"{row}: not run")
 
 
 # ---- pass@k ------------------------------------------------------------------------------------------------------
@@ -85,7 +80,7 @@ def _pass_figure(curves: dict[str, dict[str, Curve]], path: Path, facts: dict[st
 def figure3(runs: Runs, path: Path) -> Drawn:
     """GRPO and Branch (and the base, where it is there) on the three benchmarks, with the ends the paper's Table 1 gives."""
     rows = ("Base", "GRPO", "GRPO + Branch")
-    _note_missing(runs, [row for row in rows if row not in runs.rows])
+    runs.note(*(f"{row}: not run" for row in rows if row not in runs.rows))
     facts = paper.results(1)
     points = {
         title: {row: {k: facts[row][task, k].mean for k in (1, paper.TABLES[1]["top"])} for row in rows}

@@ -54,9 +54,8 @@ class Runs:
             self.note(f"{row}: no {what} in {', '.join(map(str, self.rows[row]))}")
         return out
 
-    def note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
+    def note(self, *texts: str) -> None:
+        self.notes += [text for text in texts if text not in self.notes]
 
 
 def model_name(folder: Path) -> str:

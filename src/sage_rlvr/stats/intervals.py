@@ -260,27 +260,22 @@ def _widened(x: NDArray[np.float64], resamples: int, seed: tuple[int, ...]) -> N
     if size == 1:
         return np.full((resamples, x.shape[1]), np.nan)
     if resamples * size <= KEPT:
-        out = _times_drawn(size, resamples, seed) @ x / size
+        out = _kept(size, resamples, seed) @ x / size
     else:
-        out = np.concatenate([_counted(drawn, size) @ x / size for drawn in _draws(size, resamples, seed)])
+        out = np.concatenate([times @ x / size for times in _times_drawn(size, resamples, seed)])
     centre: Any = x.mean(0)
     return np.clip(centre + (out - centre) * np.sqrt(size / (size - 1)), x.min(0), x.max(0))
 
 
 @lru_cache(maxsize=4)
-def _times_drawn(n: int, resamples: int, seed: tuple[int, ...]) -> NDArray[np.uint16]:
-    """(resamples, n): how often each problem is in each resample."""
-    return np.concatenate([_counted(drawn, n).astype(np.uint16) for drawn in _draws(n, resamples, seed)])
+def _kept(n: int, resamples: int, seed: tuple[int, ...]) -> NDArray[np.uint16]:
+    return np.concatenate([times.astype(np.uint16) for times in _times_drawn(n, resamples, seed)])
 
 
-def _counted(drawn: NDArray[np.int64], n: int) -> NDArray[np.int64]:
-    rows = len(drawn)
-    return np.bincount((drawn + n * np.arange(rows)[:, None]).reshape(-1), minlength=rows * n).reshape(rows, n)
-
-
-def _draws(n: int, resamples: int, seed: tuple[int, ...]) -> Iterator[NDArray[np.int64]]:
-    """Resamples of n problems, a block at a time so that memory does not grow with their number."""
-    rng = np.random.default_rng(seed if len(seed) > 1 else seed[0])
-    block = max(1, KEPT // 8 // n)
+def _times_drawn(n: int, resamples: int, seed: tuple[int, ...]) -> Iterator[NDArray[np.int64]]:
+    """(rows, n): how often each problem is in each resample, a block at a time so that memory does not grow with their number."""
+    rng, block = np.random.default_rng(seed), max(1, KEPT // 8 // n)
     for i in range(0, resamples, block):
-        yield rng.integers(0, n, (min(block, resamples - i), n))
+        rows = min(block, resamples - i)
+        drawn = rng.integers(0, n, (rows, n)) + n * np.arange(rows)[:, None]
+        yield np.bincount(drawn.reshape(-1), minlength=rows * n).reshape(rows, n)
