@@ -306,7 +306,7 @@ def test_a_task_that_pays_is_named_by_show_and_doctor(monkeypatch, tmp_path):
     assert "pays trivial answers" not in quiet.export_text()
     config = tmp_path / "c.yaml"
     config.write_text("task: gym:syllogism\nmodel_name_or_path: nowhere\noutput_dir: " + str(tmp_path / "run") + "\n")
-    monkeypatch.setattr(recipe, "_plan_checks", lambda argv, output_dir: [])
+    monkeypatch.setattr(recipe, "_plan_checks", lambda argv: [])
     checks = {check.name: check for check in recipe.config_checks(str(config))}
     assert checks["trivial answers"].ok is None
     assert "gym:syllogism" in checks["trivial answers"].found

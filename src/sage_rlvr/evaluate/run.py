@@ -20,16 +20,8 @@ from typing import Any
 from rich.console import Console
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.evaluate import backends
 from sage_rlvr.evaluate.arguments import EvalArguments
-from sage_rlvr.evaluate.backends import (
-    Engines,
-    check_context,
-    choose,
-    fingerprints,
-    make_backend,
-    sources,
-    tokenizer_of,
-)
 from sage_rlvr.evaluate.progress import ProgressLine
 from sage_rlvr.evaluate.sampling import Ask, Generation, Have, Request, Sampling, missing
 from sage_rlvr.files import read_json
@@ -69,29 +61,29 @@ _log = logging.getLogger(__name__)
 # ---- the whole verb ----------------------------------------------------------------------------------------------
 
 
-def evaluate(args: EvalArguments, console: Console | None = None, engines: Engines | None = None) -> Path:
+def evaluate(args: EvalArguments, console: Console | None = None, engines: backends.Engines | None = None) -> Path:
     """Samples and judges what is missing from ``args.out``; answers that folder. ``engines``: the caller's, who closes them,
     so that several adapters are sampled by one."""
-    kind, fmt = choose(args.backend), get_format(args.prompt_format)
+    kind, fmt = backends.choose(args.backend), get_format(args.prompt_format)
     digests = _own(args)
     how = Sampling(args.temperature, args.top_p, args.min_p, args.top_k, args.max_tokens, fmt.stop)
-    base, adapter = sources(args.model, args.adapter)
+    base, adapter = backends.sources(args.model, args.adapter)
     with ExitStack() as stack:
         judges = Judges(args, fmt, stack)
         kept = {name: _kept(name, args, judges) for name in args.tasks}
-        tokenizer = tokenizer_of(base, adapter, args.trust_remote_code)
+        tokenizer = backends.tokenizer_of(base, adapter, args.trust_remote_code)
         tokenizer.chat_template = chat_template(tokenizer, fmt)
         asks = [ask for problems, _ in kept.values() for ask in _asks(problems, fmt, tokenizer)]
         if not asks:
             raise UserError(f"no problem of {', '.join(args.tasks)} has a gold that can be verified: check --data_dir.")
-        longest = check_context(base, asks, how.max_tokens)
+        longest = backends.check_context(base, asks, how.max_tokens)
         total = len(asks) * len(args.seeds) * args.n
         if total > MOST:
             raise UserError(
                 f"n={args.n:,} is {total:,} samples ({len(asks):,} problems × {len(args.seeds)} seeds), more than can be counted "
                 f"({MOST:,}): give a smaller --n, --seeds or --limit."
             )
-        settings = args.settings(kind, base, adapter) | fingerprints(base, adapter, tokenizer, fmt) | digests
+        settings = args.settings(kind, base, adapter) | backends.fingerprints(base, adapter, tokenizer, fmt) | digests
         (console or Console()).print(args.said(len(asks)), highlight=False)
         store = stack.enter_context(SampleStore(args.out, settings, shard_seconds=args.save_every_s))
         _write_problems(Path(args.out, "problems.json"), {name: problems for name, (problems, _) in kept.items()})
@@ -104,8 +96,8 @@ def evaluate(args: EvalArguments, console: Console | None = None, engines: Engin
             return Path(args.out)
         engine = {name: getattr(args, name) for name in ENGINE}
         if engines is None:
-            engines = stack.enter_context(closing(Engines()))
-        backend = make_backend(kind, base, adapter, tokenizer, how, longest, **engine, latest=engines.take())
+            engines = stack.enter_context(closing(backends.Engines()))
+        backend = backends.make_backend(kind, base, adapter, tokenizer, how, longest, **engine, latest=engines.take())
         engines.latest = backend
         asked = {(p.task, p.id): p for problems, _ in kept.values() for p in problems}
         requests = missing(asks, args.seeds, args.n, have, backend.batch_size)

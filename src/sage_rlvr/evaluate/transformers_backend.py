@@ -165,5 +165,5 @@ class _Picker:
 def eos_ids(generation_config: Any, tokenizer: Any) -> list[int]:
     """The model's EOS ids and the tokenizer's own: a chat model has several, and ends with any."""
     named = getattr(generation_config, "eos_token_id", None)
-    found = [named] if isinstance(named, int) else list(named or [])
-    return sorted({*found, *([tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else [])})
+    found = [named] if isinstance(named, int) else named or []
+    return sorted({*found, tokenizer.eos_token_id} - {None})
