@@ -1,7 +1,7 @@
 # Three commands do everything on a fresh machine with Python 3.11+ and make:
 #   make demo       the main job on an embedded default
 #   make test       style, types, floors and the fast tests
-#   make test-all   the same with the slow tests, then those with verl and vLLM: what CI runs
+#   make test-all   the same with the slow tests, and those with verl and vLLM: what CI runs
 PYTHON ?= python3
 UV ?= $(shell command -v uv 2>/dev/null)  # make UV= installs with pip all the same; uv does not read pip's own settings
 VENV ?= .venv
@@ -26,7 +26,7 @@ endif
 
 COMPILED := $(VENV)/.compiled
 
-.PHONY: test test-all other-environments test-slow test-verl test-vllm mutants demo docs reference results lint format clean browser
+.PHONY: test test-all other-tests test-slow test-verl test-vllm mutants demo docs reference results lint format clean browser
 
 # The stamp is touched only after a whole install, so an interrupted one is simply done again. Modules are compiled as they are
 # imported: of some 56,000 in the three environments most never are.
@@ -82,11 +82,14 @@ test:
 	$(MAKE) -j 3 lint browser $(COMPILED)
 	$(TESTS) $(ONLY_FAST) tests
 
-# The slow ones in the same run: one collection, and what a file's tests share is made once. Beside them, one after the other, the
-# environments of verl and vLLM are installed: these wait for the network, the tests for the processor.
+# The slow ones in the same run: one collection, and what a file's tests share is made once. Beside them, one after the other, vLLM's
+# and verl's environments and tests: whoever waits, for the network or another process, leaves the processor to the rest. What those
+# tests say comes when they have ended.
 test-all:
-	$(MAKE) -j 2 test other-environments ONLY_FAST=
-	$(MAKE) -j 2 test-vllm test-verl
+	$(MAKE) -j 2 test other-tests ONLY_FAST=
+
+other-tests:
+	@mkdir -p build; $(MAKE) -j 1 -k test-vllm test-verl >build/other-tests.log 2>&1; code=$$?; cat build/other-tests.log; exit $$code
 
 test-slow: $(STAMP)
 	$(TESTS) -m slow tests
@@ -94,11 +97,7 @@ test-slow: $(STAMP)
 test-verl: $(VERL_STAMP)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(VERL_VENV)/bin/python -m pytest -q tests_verl
 
-other-environments: $(VERL_STAMP)
-
 ifeq ($(shell uname -s),Linux)
-other-environments: $(VLLM_STAMP)
-
 test-vllm: $(VLLM_STAMP)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRL_EXPERIMENTAL_SILENCE=1 $(VLLM_VENV)/bin/python -m pytest -q tests_vllm
 else
