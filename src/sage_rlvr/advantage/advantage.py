@@ -98,9 +98,21 @@ class Advantage:
         lengths: Tensor | None = None,
         scale: str = "group",
     ) -> Tensor:
-        """(N,). ``scale``: that of ``group``, where no part makes the advantages."""
+        """(N,), all stages but the tokens'. ``scale``: that of ``group``, where no part makes the advantages."""
         optional = {"logps": logps, "ref_logps": ref_logps, "lengths": lengths, "answers": answers}
-        return run(self.parts, rollouts(rewards, group, step, max_steps, **optional), rewards, scale)
+        r = rollouts(rewards, group, step, max_steps, **optional)
+        for part in self.parts:
+            _check(part, r)
+        by_stage = {part.stage: part for part in self.parts}
+        if "reward" in by_stage:
+            pay = by_stage["reward"].shape(r)
+            r = replace(r, pay=torch.where(r.known, pay.to(r.rewards.dtype), torch.nan))
+        out = (by_stage.get("advantage") or make_advantage("group", scale=scale)).shape(r)
+        if "factor" in by_stage:
+            out = out * by_stage["factor"].shape(r)
+        if "term" in by_stage:
+            out = out + by_stage["term"].shape(r)
+        return torch.where(r.known, out, 0.0).nan_to_num(nan=0.0).reshape(-1).to(rewards.dtype)
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments, as they stand: what a log, a model card or a checkpoint says of it."""
@@ -186,34 +198,16 @@ def rollouts(rewards: Tensor, group: int, step: int, max_steps: int, **optional:
     )
 
 
-def run(parts: Sequence[Advantage], r: Rollouts, like: Tensor, scale: str = "group") -> Tensor:
-    """The stages in their order, the tokens' left out; ``group`` by ``scale`` where no part makes the advantages. (N,) in the
-    type of ``like``."""
-    for part in parts:
-        _check(part, r)
-    by_stage = {part.stage: part for part in parts}
-    if "reward" in by_stage:
-        pay = by_stage["reward"].shape(r)
-        r = replace(r, pay=torch.where(r.known, pay.to(r.rewards.dtype), torch.nan))
-    core = by_stage.get("advantage") or make_advantage("group", scale=scale)
-    out = core.shape(r)
-    if "factor" in by_stage:
-        out = out * by_stage["factor"].shape(r)
-    if "term" in by_stage:
-        out = out + by_stage["term"].shape(r)
-    return torch.where(r.known, out, 0.0).nan_to_num(nan=0.0).reshape(-1).to(like.dtype)
-
-
 def _check(part: Advantage, r: Rollouts) -> None:
     part.check_group(r.rewards.shape[1])
     for field in part.needs - {"lengths"}:
         if getattr(r, field) is None:
             raise UserError(f"advantage {part.name!r} needs {field}, which were not given: pass {field}=.")
-    if part.counts and bool(((r.rewards != 0) & (r.rewards != 1) & r.known).any()):
-        odd = r.rewards[(r.rewards != 0) & (r.rewards != 1) & r.known][0].item()
+    odd = r.rewards[(r.rewards != 0) & (r.rewards != 1) & r.known]
+    if part.counts and len(odd):
         raise UserError(
-            f"advantage {part.name!r} counts right answers, so rewards are 0 or 1, and one is {odd:.4g}: use a verifiable 0/1 "
-            "reward, or advantage='group'."
+            f"advantage {part.name!r} counts right answers, so rewards are 0 or 1, and one is {odd[0].item():.4g}: use a "
+            "verifiable 0/1 reward, or advantage='group'."
         )
 
 

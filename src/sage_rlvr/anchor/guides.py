@@ -42,9 +42,7 @@ class Signals:
     rewards: Tensor | None = None  # (B,) each completion's reward, NaN where it could not be scored
     group: int | None = None  # rows of one prompt, which lie together; for guides that look across rows
     beta: float | None = None  # β of the pull toward the anchor
-    hidden: Tensor | None = (
-        None  # (B, T + 1, d) the policy's last hidden states: after the prompt, then after each token
-    )
+    hidden: Tensor | None = None  # (B, T + 1, d) the policy's last hidden states: after the prompt and after each token
 
 
 class Guide:
@@ -53,12 +51,8 @@ class Guide:
     name: ClassVar[str] = ""
     token_dependent: ClassVar[bool] = True  # False: q_t is a function of the state alone, inert under k2 and k3+
     past_only: ClassVar[bool] = True  # False: q_t looks at later tokens, so reward-to-go credit is not exact
-    across_rows: ClassVar[bool] = (
-        False  # True: q looks at the other completions too, so it wants the whole rollout batch
-    )
-    pays_completions: ClassVar[bool] = (
-        False  # True: Σ_t log q_t is bounded whatever the length; guide_center would undo it
-    )
+    across_rows: ClassVar[bool] = False  # True: q looks at other completions, so it wants the whole rollout batch
+    pays_completions: ClassVar[bool] = False  # True: Σ_t log q_t is bounded for any length; guide_center would undo it
     learns: ClassVar[bool] = False  # True: ``learn`` is called once for every rollout batch, after its log q
     stochastic: ClassVar[bool] = False
     needs: frozenset[str] = frozenset()  # optional fields of Signals that must be computed for it
@@ -167,7 +161,6 @@ def tellable(log_q: Tensor) -> Tensor:
 
 _REGISTRY = Registry("guide", Guide)
 register_guide = _REGISTRY.register
-guide_class = _REGISTRY.get
 make_guide = _REGISTRY.make
 
 
@@ -282,12 +275,7 @@ class BranchGuide(Guide):
     token_dependent = False
 
     def __init__(
-        self,
-        ratio: float = 0.3,
-        threshold: float = 1.2,
-        q_min: float = 0.6,
-        q_max: float = 1.4,
-        source: str = "policy",
+        self, ratio: float = 0.3, threshold: float = 1.2, q_min: float = 0.6, q_max: float = 1.4, source: str = "policy"
     ):
         _check_clamp(q_min, q_max)
         _not_negative(ratio=ratio, threshold=threshold)

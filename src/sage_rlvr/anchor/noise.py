@@ -40,8 +40,6 @@ def _mix(x: Tensor) -> Tensor:
 
 def uniform(key: int, rows: Tensor, columns: int, stream: int) -> Tensor:
     """(B, columns) float32 in (0, 1), a function of key, row number, column number and stream alone."""
-    if not 0 <= stream < _STREAMS:
-        raise ValueError(f"stream must lie in 0..{_STREAMS - 1}, got {stream}")
     gold = 0x9E3779B97F4A7C15  # odd, irrational-looking increment: consecutive counters land far apart
     row_hash = _mix(_mix(rows.long() + _signed(key)) + _signed(gold))[:, None]
     counter = torch.arange(columns, device=rows.device)[None, :] * _STREAMS + stream

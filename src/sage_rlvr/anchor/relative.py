@@ -34,12 +34,7 @@ class BranchQuantileGuide(BranchGuide):
     across_rows = True
 
     def __init__(
-        self,
-        ratio: float = 0.3,
-        quantile: float = 0.8,
-        q_min: float = 0.6,
-        q_max: float = 1.4,
-        source: str = "policy",
+        self, ratio: float = 0.3, quantile: float = 0.8, q_min: float = 0.6, q_max: float = 1.4, source: str = "policy"
     ):
         super().__init__(ratio, q_min=q_min, q_max=q_max, source=source)
         self.quantile = _share(quantile)

@@ -4,11 +4,10 @@ from sage_rlvr.models.folders import whole_folder, write_whole
 from sage_rlvr.models.gguf import gguf_folder
 from sage_rlvr.models.loading import base_of, check_vocabulary, is_adapter, load_model, load_tokenizer
 from sage_rlvr.models.merge import export_model, merge_adapter
-from sage_rlvr.models.scratch import character_tokenizer, scratch_model
+from sage_rlvr.models.scratch import scratch_model
 
 __all__ = [
     "base_of",
-    "character_tokenizer",
     "check_vocabulary",
     "export_model",
     "gguf_folder",

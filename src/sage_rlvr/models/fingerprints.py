@@ -16,13 +16,8 @@ TOKENIZER = (
 BLOCK, BLOCKS = 1 << 16, 64  # of a file of weights: all of a small one, 4 MiB of a large one
 # what a save changes and no token depends on; the chat template is known by its text, wherever it stands
 NOISE = (
-    "transformers_version",
-    "_name_or_path",
-    "name_or_path",
-    "base_model_name_or_path",
-    "inference_mode",
-    "chat_template",
-)
+    "transformers_version", "_name_or_path", "name_or_path", "base_model_name_or_path", "inference_mode", "chat_template",
+)  # fmt: skip
 
 
 def digest(content: Any) -> str:
@@ -37,9 +32,8 @@ def of_weights(source: str | Path) -> str | None:
     place = Path(source) if Path(source).is_file() else folder_of(source)
     if place is None or not _whole(place):
         return None
-    files = (
-        {"": place} if place.is_file() else {f.name: f for f in _found(place, WEIGHTS)}
-    )  # a GGUF file may be renamed
+    # a GGUF file may be renamed
+    files = {"": place} if place.is_file() else {f.name: f for f in _found(place, WEIGHTS)}
     if not files:
         return None
     hashed = hashlib.sha256()

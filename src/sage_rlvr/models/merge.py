@@ -26,17 +26,10 @@ def merge_adapter(
     return _write(adapter, out, base, dtype, force, trust_remote_code)
 
 
-def export_model(
-    source: str | Path,
-    out: str | Path,
-    dtype: Any = "bfloat16",
-    base: str | Path | None = None,
-    force: bool = False,
-    trust_remote_code: bool = False,
-) -> Path:
+def export_model(source: str | Path, out: str | Path, dtype: Any = "bfloat16", force: bool = False) -> Path:
     """Writes any model that load_model takes, adapters merged, as safetensors in ``dtype`` with tokenizer and generation
     config, and says how llama.cpp makes a GGUF file of it."""
-    folder = _write(source, out, base, dtype, force, trust_remote_code)
+    folder = _write(source, out, None, dtype, force, False)
     print(f"written: {folder}")
     print(f"GGUF is llama.cpp's: python convert_hf_to_gguf.py {folder} --outfile {folder.name}.gguf --outtype bf16")
     return folder
