@@ -60,10 +60,12 @@ trace one --guide branch --reference out/base/sft/model --checkpoints out/base/s
 tables table1 one | report one --out page.html | explore --help | study table out | study report out | recipes branch
 export out/base/sft/model --out exported | merge out/base/sft/model --out merged
 """
-# as the console script has it: one process, and nothing put on the path
+# as the console script has it: one process, nothing put on the path. The lab takes two steps: what it imports is there by then
 DRIVER = """
 import sys
 from sage_rlvr.cli import main
+from sage_rlvr.show import console_lab
+console_lab.STEPS = 2
 for line in sys.stdin:
     try:
         main(line.split())
