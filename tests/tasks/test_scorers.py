@@ -172,9 +172,12 @@ def test_show_prints_what_the_model_sees(shared):
         page.show_problems("amc23", 0)
 
 
-def test_decontamination_is_shown_on_request(shared, monkeypatch):
-    """Against one set; against all of them: test_decontaminate.py."""
-    monkeypatch.setattr(page, "evaluation_problems", lambda data_dir: ({"amc23": load_task("amc23", data_dir)}, []))
-    text = printed(page.show_decontamination, "dapo-math-17k", data_dir=shared, pairs=True)
-    assert "decontamination: dropped" in text
-    assert "exact: dapo_math_17k_en-" in text
+def test_decontamination_is_shown_on_request(shared, tmp_path, monkeypatch):
+    """Three problems against one set; the whole one against all of them: test_decontaminate.py."""
+    amc = load_task("amc23", shared)
+    rows = [{"prompt": p.question, "solution": p.answer} for p in amc[:2]] + [{"prompt": "1+1?", "solution": "2"}]
+    (tmp_path / "dapo_math_17k_en.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.setattr(page, "evaluation_problems", lambda data_dir: ({"amc23": amc}, {}))
+    text = printed(page.show_decontamination, "dapo-math-17k", data_dir=tmp_path, pairs=True)
+    assert "decontamination: dropped 2 of 3 training problems" in text
+    assert f"exact: dapo_math_17k_en-1 is {amc[1].id} (amc23)" in text

@@ -43,12 +43,6 @@ PAIRS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def judge():
-    logging.getLogger("math_verify").setLevel(logging.ERROR)
-    return MathJudge()
-
-
 def right(judge, gold, answer):
     return judge.is_right(judge.parse_gold(gold), answer)
 

@@ -237,9 +237,3 @@ def test_plain_integers_need_no_math_verify():
 )
 def test_known_verdicts(gold, answer, score, verifier):
     assert verifier.score([f"<SOLUTION>{answer}</SOLUTION>"], [gold]) == [score]
-
-
-@pytest.fixture(scope="module")
-def verifier():
-    with Verifier(workers=1, timeout_s=120) as v:
-        yield v

@@ -43,12 +43,6 @@ CASES = [  # question, gold, answer, score
 ]
 
 
-@pytest.fixture(scope="module")
-def verifier():
-    with Verifier(workers=2, timeout_s=60) as v:
-        yield v
-
-
 @pytest.mark.parametrize(("question", "gold", "answer", "score"), CASES)
 def test_cases(question, gold, answer, score, verifier):
     assert verifier.score([f"<SOLUTION>{answer}</SOLUTION>"], [gold], [question]) == [score]

@@ -1,12 +1,8 @@
 """Answers given as a sentence: those Math-Verify itself reads in the bare text are right, and no way of hedging pays."""
 
-import logging
-
 import pytest
 from math_verify import parse, verify
 
-from sage_rlvr.verify import Verifier
-from sage_rlvr.verify.judge import MathJudge
 from sage_rlvr.verify.sentence import stated
 
 SENTENCES = [
@@ -73,12 +69,6 @@ TURNED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def judge():
-    logging.getLogger("math_verify").setLevel(logging.ERROR)
-    return MathJudge()
-
-
 @pytest.mark.parametrize(("gold", "answer"), SENTENCES)
 def test_a_sentence_is_an_answer(gold, answer, judge):
     assert verify(parse(gold), parse(answer))  # the peer, on the bare text
@@ -122,8 +112,7 @@ def test_a_formula_is_no_sentence():
         assert stated(text) is None
 
 
-def test_through_the_whole_verifier():
+def test_through_the_whole_verifier(verifier):
     answers = ["The walk takes 204 minutes.", "The walk takes 205 minutes.", "The answer is not 204."]
-    with Verifier(workers=1, timeout_s=30) as verifier:
-        scores = verifier.score([f"<SOLUTION>{answer}</SOLUTION>" for answer in answers], ["204"] * 3)
+    scores = verifier.score([f"<SOLUTION>{answer}</SOLUTION>" for answer in answers], ["204"] * 3)
     assert scores == [1.0, 0.0, 0.0]
