@@ -128,7 +128,7 @@ def _timed_eval(backend: VllmBackend, args: argparse.Namespace, out: Path) -> di
         def close(self) -> None:
             pass
 
-    real, run.make_backend = run.make_backend, lambda *_, **__: Lent()  # type: ignore[assignment,return-value]
+    real, run.backends.make_backend = run.backends.make_backend, lambda *_, **__: Lent()  # type: ignore[assignment,return-value]
     try:
         run.evaluate(
             run.EvalArguments(
@@ -140,7 +140,7 @@ def _timed_eval(backend: VllmBackend, args: argparse.Namespace, out: Path) -> di
         end = time.perf_counter()
         return {"tokens": tokens, "seconds": end - started[0], "of these after the last draw": end - drawn[0]}
     finally:
-        run.make_backend = real
+        run.backends.make_backend = real
 
 
 # ---- agreement ---------------------------------------------------------------------------------------------------

@@ -31,14 +31,14 @@ def read_json(path: str | Path, fix: str = RESTORE, **fields: type | tuple[type,
     return content
 
 
-def read_lines(path: str | Path, fix: str = RESTORE) -> Iterator[dict[str, Any]]:
+def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
     """The objects of a log, one per line. A last line without its end was cut by a kill, and is passed over."""
     try:
         lines = Path(path).read_bytes().split(b"\n")
     except FileNotFoundError:
         raise
     except OSError as e:
-        raise UserError(f"{path} cannot be read ({_why(e)}); {fix}.") from e
+        raise UserError(f"{path} cannot be read ({_why(e)}); {RESTORE}.") from e
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line) if line.strip() else None
@@ -47,7 +47,7 @@ def read_lines(path: str | Path, fix: str = RESTORE) -> Iterator[dict[str, Any]]
         except (ValueError, RecursionError) as e:
             if number == len(lines):
                 return
-            raise UserError(f"{path}, line {number}, cannot be read ({_why(e)}); {fix}.") from e
+            raise UserError(f"{path}, line {number}, cannot be read ({_why(e)}); {RESTORE}.") from e
         if entry is not None:
             yield entry
 

@@ -289,6 +289,7 @@ def test_a_mend_that_the_model_has_no_modules_for_is_not_offered(tmp_path, monke
         "--gradient_checkpointing",
         "false",
     ]
+    only(monkeypatch, "lora", "checkpointing")
     plan = make_plan(flags, gpu="a100-80g", prompt_tokens=300)
     assert not plan.fits
     assert "--gradient_checkpointing true" in dict(plan.fixes)

@@ -119,7 +119,7 @@ def test_told_to_end_it_writes_what_it_has_first(model, whole, tmp_path):
 
 
 def test_a_finished_run_loads_no_model(model, whole, monkeypatch):
-    monkeypatch.setattr(run_module, "make_backend", lambda *_, **__: pytest.fail("nothing is missing"))
+    monkeypatch.setattr(run_module.backends, "make_backend", lambda *_, **__: pytest.fail("nothing is missing"))
     evaluate(world.arguments(model, whole), QUIET)
 
 
@@ -142,7 +142,7 @@ def test_the_backend_is_closed_whatever_happened(model, tmp_path, monkeypatch, f
             backend._eager = _no_space
         return backend
 
-    monkeypatch.setattr(run_module, "make_backend", made)
+    monkeypatch.setattr(run_module.backends, "make_backend", made)
     with pytest.raises(OSError) if fails else nullcontext():
         evaluate(world.arguments(model, tmp_path / "x", n=2), QUIET)
     assert len(closed) == 1
@@ -253,7 +253,7 @@ def test_the_engine_gets_what_was_asked_of_it(model, tmp_path, monkeypatch):
         assert engine == asked | {"latest": None}  # no engine is there yet
         raise Told
 
-    monkeypatch.setattr(run_module, "make_backend", told)
+    monkeypatch.setattr(run_module.backends, "make_backend", told)
     with pytest.raises(Told):
         evaluate(world.arguments(model, tmp_path / "x", **asked), QUIET)
 

@@ -98,8 +98,8 @@ MUTANTS = [
         RESET,
         (
             "a reset is called exact",
-            "if present] + reset.departures(self)",
-            "if present]",
+            "                self.anchor_reset > 0,",
+            "                False,",
             "test_a_reset_ends_the_exact_case",
         ),
     ),

@@ -145,8 +145,8 @@ TRAINER = [
         ),
         (
             "TRL's penalty stays on beside ours",
-            "with self._trl_beta(self.beta if self.estimator in IN_TRL else 0.0):",
-            "with self._trl_beta(self.beta):",
+            'with in_place(self, self.beta if self.estimator in IN_TRL else 0.0, "beta"):',
+            'with in_place(self, self.beta, "beta"):',
             "test_other_estimators_are_the_formula[grpo-schedule15-k2]",
         ),
     ),

@@ -4,6 +4,7 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
+from sage_rlvr.head import in_place
 from sage_rlvr.train import SAGEConfig
 
 from . import tiny
@@ -20,7 +21,7 @@ def test_our_normaliser_is_trls(folder, tmp_path, loss):
     class Both(tiny.SAGETrainer):
         def _compute_loss(self, model, inputs):
             theirs = GRPOTrainer._compute_loss(self, model, inputs)
-            with self._trl_beta(0.0):
+            with in_place(self, 0.0, "beta"):
                 bare = GRPOTrainer._compute_loss(self, model, inputs)
             logp, _ = full_logits(self.model, inputs, self.temperature)
             k3 = penalty_term("k3", logp, inputs["ref_per_token_logps"], 0.0, None)

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+from contextlib import contextmanager
+from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -13,6 +15,7 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, SFTConfig
 
 from sage_rlvr.errors import UserError
+from sage_rlvr.launch import sft
 from sage_rlvr.launch.sft import RECORD, SFTRun, from_recipe, run_sft, tokenised
 from sage_rlvr.models import load_model, load_tokenizer
 from sage_rlvr.runs.checkpoint import last_complete
@@ -90,6 +93,14 @@ def test_the_stage_teaches_and_returns_what_rl_starts_from(tmp_path, base, how, 
         torch.testing.assert_close(tiny.logits(load_model(out)), want, atol=1e-5, rtol=1e-5)
 
 
+@contextmanager
+def told_to(callback):
+    """The stage's trainer tells this callback, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sft, "StageTrainer", partial(sft.StageTrainer, callbacks=[callback]))
+        yield
+
+
 def test_loss_is_on_the_completion_alone(tmp_path, base):
     """Rows with equal completions and different prompts: the first step's loss is that of the completion tokens."""
     seen = []
@@ -99,7 +110,8 @@ def test_loss_is_on_the_completion_alone(tmp_path, base):
             seen.append(logs)
 
     one = config(tmp_path / "sft", max_steps=1, per_device_train_batch_size=len(ROWS))
-    run_sft(SFTRun(model=str(base)), one, ROWS, callbacks=[Watch()])
+    with told_to(Watch()):
+        run_sft(SFTRun(model=str(base)), one, ROWS)
     assert seen[0]["loss"] == pytest.approx(completion_loss(base), rel=1e-4)
 
 
@@ -247,7 +259,8 @@ class Kill(TrainerCallback):
 
 def killed(model, out):
     run = SFTRun(model=model, keep="adapter", lora_dropout=0.1)
-    run_sft(run, config(out), ROWS, callbacks=[Kill()])
+    with told_to(Kill()):
+        run_sft(run, config(out), ROWS)
 
 
 def test_a_killed_stage_goes_on_from_its_last_complete_checkpoint(tmp_path, base):
@@ -267,7 +280,8 @@ def test_a_killed_stage_goes_on_from_its_last_complete_checkpoint(tmp_path, base
             self.steps.append(state.global_step)
 
     run = SFTRun(model=str(base), keep="adapter", lora_dropout=0.1)
-    resumed = run_sft(run, config(tmp_path / "killed"), ROWS, callbacks=[Watch()])
+    with told_to(Watch()):
+        resumed = run_sft(run, config(tmp_path / "killed"), ROWS)
     assert Watch.steps == [5, 6]
     straight = run_sft(run, config(tmp_path / "straight"), ROWS)
     assert same(weights(resumed), weights(straight))

@@ -45,10 +45,11 @@ class ModelSource:
     def name(self) -> str:
         return f"{self.model} + {self.adapter}" if self.adapter else self.model
 
-    def load(self) -> Any:
-        """In eval mode, as stored; on CPU in float32."""
-        device, dtype = ("cuda", "auto") if torch.cuda.is_available() else ("cpu", "float32")
-        return load_model(self.model, self.adapter, dtype=dtype).to(device).eval()
+    def load(self, dtype: str = "auto", device: str | None = None) -> Any:
+        """In eval mode. ``dtype`` auto is the stored one, on CPU float32."""
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        precision = "float32" if dtype == "auto" and device == "cpu" else dtype
+        return load_model(self.model, self.adapter, dtype=precision).to(device).eval()
 
     @property
     def words(self) -> str:

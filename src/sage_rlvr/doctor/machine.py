@@ -24,13 +24,13 @@ class Check:
     fix: str = ""
 
 
-def machine_checks(output_dir: str = "runs") -> list[Check]:
+def machine_checks() -> list[Check]:
     python = sys.version_info >= (3, 11)
     return [
         Check("Python", python, platform.python_version(), "" if python else "install Python 3.11 or 3.12."),
         *torch_checks(),
         cpu_check(),
-        *disk_checks(output_dir),
+        *disk_checks("runs"),
         hub_check(),
         sandbox_check(),
     ]

@@ -61,21 +61,12 @@ class TransformersBackend:
 
     def _eager(self, batch: Sequence[Request]) -> tuple[list[list[int]], list[list[float]]]:
         """Token ids and log-probs of each row. R rows are alive, B at first."""
-        u = uniforms([r.key for r in batch], self.how.max_tokens, self.device)  # (B, T)
+        picker = _Picker(self, batch, len(batch))
         logits, cache, mask = self._read_prompts(batch)
-        ids: list[list[int]] = [[] for _ in batch]
-        logps: list[list[float]] = [[] for _ in batch]
         alive = list(range(len(batch)))  # batch row of each live row
-        ended: set[int] = set()
         for step in range(self.how.max_tokens):
-            tokens, chosen = draw(logits, self.how, u[alive, step])
-            for row, token, logp in zip(alive, tokens.tolist(), chosen.tolist()):
-                if row not in ended:
-                    ids[row].append(token)
-                    logps[row].append(logp)
-                    if self.stops.ends(ids[row]):
-                        ended.add(row)
-            left = [i for i, row in enumerate(alive) if row not in ended]
+            tokens = picker.draw(logits, alive, step)
+            left = [i for i, row in enumerate(alive) if not picker.done[row]]
             if not left or step + 1 == self.how.max_tokens:
                 break
             if 4 * len(left) <= 3 * len(alive):  # enough have ended to be worth the copy
@@ -84,7 +75,7 @@ class TransformersBackend:
                 tokens, mask, alive = tokens[keep], mask[keep], [alive[i] for i in left]
             mask = torch.cat([mask, mask.new_ones(len(alive), 1)], 1)
             logits = self._forward(tokens[:, None], mask, cache)
-        return ids, logps
+        return picker.ids, picker.logps
 
     def _read_prompts(self, batch: Sequence[Request]) -> tuple[Tensor, Any, Tensor]:
         """Logits (B, V) after each prompt, the cache and the mask (B, P): a prompt that several samples share is read once."""
@@ -140,22 +131,27 @@ class TransformersBackend:
 
 
 class _Picker:
-    """A logits processor that draws the token itself and leaves generate no other choice, and the matching end."""
+    """Draws each row's tokens up to its end. For generate it is a logits processor that leaves no other choice."""
 
-    def __init__(self, backend: TransformersBackend, rows: Sequence[Request], real: int, width: int):
+    def __init__(self, backend: TransformersBackend, rows: Sequence[Request], real: int, width: int = 0):
         self.backend, self.width = backend, width
-        self.u = uniforms([r.key for r in rows], backend.how.max_tokens, backend.device)
+        self.u = uniforms([r.key for r in rows], backend.how.max_tokens, backend.device)  # (B, T)
         self.ids: list[list[int]] = [[] for _ in rows]
         self.logps: list[list[float]] = [[] for _ in rows]
         self.done = [i >= real for i in range(len(rows))]
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        tokens, chosen = draw(scores, self.backend.how, self.u[:, input_ids.shape[1] - self.width])
-        for row, (token, logp) in enumerate(zip(tokens.tolist(), chosen.tolist())):
+    def draw(self, logits: Tensor, rows: Sequence[int], step: int) -> Tensor:
+        """Tokens (R,) of these rows from logits (R, V)."""
+        tokens, chosen = draw(logits, self.backend.how, self.u[rows, step])
+        for row, token, logp in zip(rows, tokens.tolist(), chosen.tolist()):
             if not self.done[row]:
                 self.ids[row].append(token)
                 self.logps[row].append(logp)
                 self.done[row] = self.backend.stops.ends(self.ids[row])
+        return tokens
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        tokens = self.draw(scores, list(range(len(scores))), input_ids.shape[1] - self.width)
         return torch.full_like(scores, -torch.inf).scatter(-1, tokens[:, None], 0.0)
 
     def ended(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:

@@ -39,10 +39,9 @@ def prepare(run: Any) -> None:
 
 
 def _eval_task(run: Any) -> str:
+    config = None if Path(run.eval_dataset).is_file() else run.dataset_config
     try:
-        held = own.read_data(
-            run.eval_dataset, None if Path(run.eval_dataset).is_file() else run.dataset_config, None, "test"
-        )
+        held = own.read_data(run.eval_dataset, config, None, "test")
     except UserError as e:
         raise UserError(str(e).replace("--dataset ", "--eval_dataset ")) from e
     if own.digests(run, run.task).get("dataset_digest") == held.digest():

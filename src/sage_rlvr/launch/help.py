@@ -37,9 +37,9 @@ EXAMPLES = (
 DERIVED = {"use_bias_correction_kl"}  # nobody sets it
 
 
-def train_help(width: int | None = None) -> str:
+def train_help() -> str:
     """Usage, examples, our settings with their defaults, TRL's that most runs set, and the recipes."""
-    width = width or min(shutil.get_terminal_size().columns, 120)
+    width = min(shutil.get_terminal_size().columns, 120)
     several = {
         "accelerate_config": (f"several processes: {', '.join(shelf('launchers'))}, or a file", None),
         "num_processes": ("how many (default: as the config says, else one per GPU)", None),

@@ -12,14 +12,13 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
 from datasets import Dataset
-from transformers import TrainerCallback
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
@@ -98,11 +97,7 @@ def from_recipe(
 
 
 def run_sft(
-    run: SFTRun,
-    sft_config: SFTConfig,
-    dataset: Dataset | Iterable[dict[str, Any]] | None = None,
-    callbacks: Sequence[TrainerCallback] = (),
-    go_on: str = "call run_sft again",
+    run: SFTRun, config: SFTConfig, dataset: Iterable[dict[str, Any]] | None = None, go_on: str = "call run_sft again"
 ) -> Path:
     """Trains, and returns the folder that RL starts from (inside output_dir: merged, adapter or model).
 
@@ -114,19 +109,17 @@ def run_sft(
         raise UserError("the SFT stage has no model: set model to a Hub id, a folder or a .gguf file.")
     if is_adapter(run.model):
         raise UserError(f"SFT cannot start from the adapter {run.model}: merge it first (sage-rlvr merge).")
-    if sft_config.completion_only_loss is False:
+    if config.completion_only_loss is False:
         raise UserError("completion_only_loss=false: SFT here teaches completions alone; leave it out.")
-    folder = Path(sft_config.output_dir)
+    folder = Path(config.output_dir)
     rows = None if dataset is None else list(dataset)
-    if not _finished(folder, run, _settings(run, sft_config, rows)):  # first without the lock: it may not be writable
+    if not _finished(folder, run, _settings(run, config, rows)):  # first without the lock: it may not be writable
         with writer.only_writer(folder):
-            _make(run, sft_config, rows, callbacks, go_on)
+            _make(run, config, rows, go_on)
     return folder / run.result
 
 
-def _make(
-    run: SFTRun, config: SFTConfig, rows: list[dict[str, Any]] | None, callbacks: Sequence[TrainerCallback], go_on: str
-) -> None:
+def _make(run: SFTRun, config: SFTConfig, rows: list[dict[str, Any]] | None, go_on: str) -> None:
     """What is missing of the stage."""
     folder, everyone = Path(config.output_dir), config.distributed_state
     rows = _task_rows(run) if rows is None else rows
@@ -138,7 +131,7 @@ def _make(
         write_whole(folder / RECORD, json.dumps({"settings": settings}, indent=1) + "\n")
     result, trained = folder / run.result, folder / ("adapter" if run.use_peft else "model")
     if not trained.is_dir():
-        _train(run, config, rows, callbacks, trained, go_on)
+        _train(run, config, rows, trained, go_on)
     if config.process_index == 0:
         if result != trained and not result.is_dir():
             merge_adapter(trained, result, dtype=run.dtype, trust_remote_code=config.trust_remote_code)
@@ -166,14 +159,7 @@ class StageTrainer(WholeCheckpoints, SFTTrainer):
                 self._metrics["train"][name].extend(values)
 
 
-def _train(
-    run: SFTRun,
-    config: SFTConfig,
-    rows: list[dict[str, Any]],
-    callbacks: Sequence[TrainerCallback],
-    out: Path,
-    go_on: str,
-) -> None:
+def _train(run: SFTRun, config: SFTConfig, rows: list[dict[str, Any]], out: Path, go_on: str) -> None:
     assert run.model is not None  # see run_sft
     everyone, trusted, first = config.distributed_state, config.trust_remote_code, config.process_index == 0
     tokenizer = load_tokenizer(run.model, trust_remote_code=trusted)
@@ -189,7 +175,6 @@ def _train(
         train_dataset=train_set,
         processing_class=tokenizer,
         peft_config=lora(model, ModelConfig(**{name: getattr(run, name) for name in LORA})),
-        callbacks=list(callbacks),
     )
     newest = take_last_complete(config.output_dir) if first else None
     with interrupt.saved_on_signal(trainer, go_on):

@@ -20,7 +20,7 @@ class Keys(Mapping[Cell, set[int]]):
         """Row number of each sample's cell, (B,); new cells are added. The batch needs the four key columns."""
         tasks, problems = (batch.column(c).dictionary_encode() for c in ("task", "problem"))
         seeds, seed_of = np.unique(batch.column("seed").to_numpy(), return_inverse=True)
-        task_of, problem_of = (_codes(x) for x in (tasks, problems))
+        task_of, problem_of = (x.indices.to_numpy().astype(np.int64) for x in (tasks, problems))
         code = (task_of * len(problems.dictionary) + problem_of) * len(seeds) + seed_of
         cells, cell_of = np.unique(code, return_inverse=True)
         numbers = np.empty(len(cells), dtype=np.int64)
@@ -64,7 +64,3 @@ def grown(array: np.ndarray, rows: int, columns: int, fill: Any = 0) -> np.ndarr
     out = np.full((height, width), fill, dtype=array.dtype)
     out[: array.shape[0], : array.shape[1]] = array
     return out
-
-
-def _codes(encoded: Any) -> np.ndarray:
-    return encoded.indices.to_numpy().astype(np.int64)

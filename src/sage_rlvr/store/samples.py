@@ -141,11 +141,14 @@ class SampleStore:
         path, fix = self.folder / "store.json", "restore it from a copy, or evaluate into a new folder"
         try:
             header = read_json(path, fix)
-            version = header["version"]
-            if version == VERSION:
-                self.settings = dict(header["settings"])
-                sizes = header.get("sizes", {})
-                self.problems = {task: _asked(sizes.get(task, ()), **asked) for task, asked in header["tasks"].items()}
+            if header["version"] != VERSION:
+                raise UserError(
+                    f"{path} is of version {header['version']} and this release reads {VERSION}; use the release that wrote "
+                    "it, or evaluate again."
+                )
+            self.settings = dict(header["settings"])
+            sizes = header.get("sizes", {})
+            self.problems = {task: _asked(sizes.get(task, ()), **asked) for task, asked in header["tasks"].items()}
         except FileNotFoundError as e:
             raise UserError(
                 f"{self.folder} holds no sample store (no store.json); name a folder that eval wrote."
@@ -155,11 +158,6 @@ class SampleStore:
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             why = e if isinstance(e, ValueError) else "it lacks what a store's header has"
             raise UserError(f"{path} cannot be read ({why}); {fix}.") from e
-        if version != VERSION:
-            raise UserError(
-                f"{path} is of version {version} and this release reads {VERSION}; use the release that "
-                "wrote it, or evaluate again."
-            )
         if settings is not None:
             refuse_other(self.folder, self.settings, plain(settings), begun=bool(self.shards()))
 

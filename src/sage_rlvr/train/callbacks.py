@@ -32,8 +32,7 @@ class WarnOnce(TrainerCallback):
 
 
 class OnPolicy(WarnOnce):
-    """The tokens cannot be the policy's own: on policy the KL and the mean of log π − log π_ref estimate the same divergence. For
-    runs without a guide, with one update per rollout batch."""
+    """For runs without a guide, with one update per rollout batch: there both estimate the same divergence."""
 
     metric, limit = "kl_ref", 0.05  # nats per token: below it the mean of a few rows may be negative by chance
     sentence = (
@@ -44,8 +43,7 @@ class OnPolicy(WarnOnce):
 
 
 class PaidToRamble(WarnOnce):
-    """The guide pays more than the task: the bonus of exact credit (k1-reward alone logs it) moves an advantage by more than a
-    right answer does, and D̃ is below 0, so that more text of this kind earns more of it (docs: Theory)."""
+    """For exact credit (k1-reward alone logs the bonus): D̃ is below 0, so more text of this kind earns more of it."""
 
     metric, limit = "sage/bonus_abs", 1.0  # what a right answer earns
     sentence = (
@@ -137,18 +135,19 @@ class LogFile(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A resumed run goes on from its checkpoint: lines of steps that will be taken again are dropped."""
-        if not state.is_world_process_zero:
-            return
-        path = Path(args.output_dir, "log.jsonl")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, "".join(f"{json.dumps(entry)}\n" for entry in state.log_history))
+        if state.is_world_process_zero:
+            write_whole(log_file(args), "".join(f"{json.dumps(entry)}\n" for entry in state.log_history))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if state.is_world_process_zero and logs:
-            path = Path(args.output_dir, "log.jsonl")
-            path.parent.mkdir(parents=True, exist_ok=True)  # an evaluation may come before any training
-            with path.open("a", encoding="utf-8") as f:
+            with log_file(args).open("a", encoding="utf-8") as f:
                 f.write(json.dumps({**logs, "step": state.global_step}) + "\n")
+
+
+def log_file(args: Any) -> Path:
+    """In a folder that is there: an evaluation may come before any training."""
+    Path(args.output_dir).mkdir(parents=True, exist_ok=True)
+    return Path(args.output_dir, "log.jsonl")
 
 
 def replace_progress(trainer: Any) -> None:
@@ -166,11 +165,9 @@ class HeldOutPassAtK(TrainerCallback):
     afterwards: the run is the same with and without it.
     """
 
-    def __init__(
-        self, trainer: Any, rows: list[dict], reward_func: Any, every: int, n: int = 8, seed: int = 0, label: str = ""
-    ):
+    def __init__(self, trainer: Any, rows: list[dict], reward_func: Any, every: int, n: int = 8, label: str = ""):
         self.trainer, self.rows, self.reward_func = trainer, rows, reward_func
-        self.every, self.n, self.seed, self.label = every, n, seed, f"{label}/" if label else ""
+        self.every, self.n, self.label = every, n, f"{label}/" if label else ""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0:
@@ -192,7 +189,7 @@ class HeldOutPassAtK(TrainerCallback):
         trainer.num_generations_eval = self.n
         try:
             with torch.no_grad():
-                torch.manual_seed(self.seed * 1_000_003 + step * 131 + rank)
+                torch.manual_seed(step * 131 + rank)
                 prompts = [row["prompt"] for row in mine]
                 completions, ids, truncated = list[Any](), list[Any](), list[bool]()
                 size = max(AT_ONCE // self.n, 1) * self.n  # whole problems

@@ -186,8 +186,12 @@ class SAGEConfig(GRPOConfig):
                 guide is not None and "group" in guide.needs,
             f"vllm_importance_sampling_mode={mode!r} weighs what the sampler's numerics change (exact: none)":
                 self.use_vllm and self.vllm_importance_sampling_correction,
+            # each step follows Eq. 6 for the π_ref of its rollouts; the run as a whole follows no one objective, and Eq. 4 does
+            # not say where it ends: named from the first step on, whether or not the run gets to a reset
+            f"anchor_reset={self.anchor_reset} (exact from one reset to the next: each changes π_ref; exact: 0)":
+                self.anchor_reset > 0,
         }  # fmt: skip
-        return out + [case for case, present in cases.items() if present] + reset.departures(self)
+        return out + [case for case, present in cases.items() if present]
 
     # ---- what is refused -------------------------------------------------------------------------------------------
 
@@ -331,8 +335,8 @@ class SAGEConfig(GRPOConfig):
         if cut and mode.startswith("sequence"):
             raise UserError(
                 f"{', '.join(cut)} with vllm_importance_sampling_mode={mode!r} shrinks a completion's gradient with every "
-                "token that was cut off: set "
-                "vllm_importance_sampling_mode to 'token_truncate', or sample from the whole distribution."
+                "token that was cut off: set vllm_importance_sampling_mode to 'token_truncate', or sample from the whole "
+                "distribution."
             )
 
     def _check_micro_batches(self) -> None:

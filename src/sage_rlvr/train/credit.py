@@ -146,9 +146,7 @@ class Credit:
         bonus_BK = bonus if to_go else bonus[:, None]
         counts_B1 = (~output["sage_rewards"].isnan() & (mask.sum(1) > 0))[:, None]
         everyone = rollouts.gather_wide({"bonus": bonus_BK, "counts": counts_B1.to(bonus.dtype)}, accelerator)
-        all_bonus, weight = (
-            x.view(-1, group, x.shape[1]) for x in everyone.values()
-        )  # (groups, G, K) and (groups, G, 1)
+        all_bonus, weight = (x.view(-1, group, x.shape[1]) for x in everyone.values())  # (groups, G, K), (groups, G, 1)
         mean = (all_bonus * weight).sum(1) / weight.sum(1).clamp(min=1)
         mean_BK = mean.repeat_interleave(group, 0)[output["sage_rows"], : bonus_BK.shape[1]]
         if to_go:

@@ -44,10 +44,9 @@ class GeneratingTrainer(ResumableTrainer):
         generation = self.vllm_generation
         if generation.mode == "colocate":
             BriefEngine(generation.llm)
-            if not (
-                self.stop_strings or (generation.generation_kwargs or {}).get("stop")
-            ):  # these are looked for in the text
-                generation.generation_kwargs = {"detokenize": False, **(generation.generation_kwargs or {})}
+            given = generation.generation_kwargs or {}
+            if not (self.stop_strings or given.get("stop")):  # these are looked for in the text
+                generation.generation_kwargs = {"detokenize": False, **given}
 
     def _keep_base(self) -> None:
         """The sampler's weights are merged beside the model, where a merge is W + BA and no more."""

@@ -46,9 +46,8 @@ def step(seen: PerToken, accelerator: Accelerator) -> dict[str, float]:
         sums["sage/active"] = _total((log_q != 0).float(), on)
     nothing = torch.full((), torch.nan, device=mask.device)
     some = bool(on.any())
-    others = dict(
-        zip(("entropy_q80", "entropy_q95"), _quantiles(entropies[on].float(), 0.8, 0.95) if some else [nothing] * 2)
-    )
+    levels = quantiles(entropies.float().reshape(1, -1), on.reshape(1, -1), 0.8, 0.95) if some else [nothing] * 2
+    others = {"entropy_q80": levels[0].squeeze(), "entropy_q95": levels[1].squeeze()}
     if log_q is not None:
         q = tellable(log_q[on]).exp()
         others["sage/q_min"], others["sage/q_max"] = (q.min(), q.max()) if some else (nothing, nothing)
@@ -62,11 +61,6 @@ def step(seen: PerToken, accelerator: Accelerator) -> dict[str, float]:
     return out
 
 
-def _quantiles(x: Tensor, *levels: float) -> list[Tensor]:
-    """Of (N,) values, however many: ``torch.quantile`` stops at 2^24 tokens, and the step with it."""
-    return [level[0, 0] for level in quantiles(x[None], torch.ones_like(x, dtype=torch.bool)[None], *levels)]
-
-
 def _total(x: Tensor, on: Tensor) -> Tensor:
     return torch.where(on, x.float(), 0.0).sum()
 
@@ -78,12 +72,11 @@ def bonus(task: Tensor, scaled: Tensor, mask: Tensor, accelerator: Accelerator) 
     rows = torch.stack([task.abs(), scaled.abs(), scaled, mask.sum(1).to(scaled.dtype)], dim=1)
     task_abs, bonus_abs, signed, length = accelerator.gather(rows).double().unbind(1)
     spread = signed.std() * length.std() if len(length) > 1 else torch.tensor(0.0)
+    ratio = bonus_abs.mean() / task_abs.mean().clamp(min=1e-12)
     covariance = ((signed - signed.mean()) * (length - length.mean())).sum() / max(len(length) - 1, 1)
     return {
         "sage/bonus_abs": bonus_abs.mean().item(),
-        "sage/bonus_to_reward": (bonus_abs.mean() / task_abs.mean().clamp(min=1e-12)).item()
-        if task_abs.any()
-        else float("nan"),
+        "sage/bonus_to_reward": ratio.item() if task_abs.any() else float("nan"),
         "sage/bonus_length_correlation": (covariance / spread).item() if spread > 0 else float("nan"),
     }
 

@@ -20,7 +20,7 @@ from sage_rlvr.train.config import WEIGHTS
 from sage_rlvr.train.packing import Lengths, cut, lengths, most_of, select, split_to
 from sage_rlvr.train.token_credit import PULL
 
-LEAST, MOST = ("clip_ratio/low_min",), ("clip_ratio/high_max",)
+EXTREMES = {"clip_ratio/low_min": -1, "clip_ratio/high_max": 1}  # the others are means
 COLLECTIVES = ("gather", "gather_for_metrics", "reduce")
 
 
@@ -174,8 +174,7 @@ class Tally:
         if name == "policy_loss":
             weights = torch.tensor([weight for _, _, weight, _ in self.parts], dtype=torch.float64)
             return self._over_ranks([float((values * weights).sum())], "mean")[0]
-        if name in LEAST + MOST:
-            sign = -1 if name in LEAST else 1
+        if sign := EXTREMES.get(name):
             known = (sign * values).nan_to_num(-torch.inf).max()
             most = sign * self._over_ranks([float(known)], "max")[0]
             return most if abs(most) != float("inf") else float("nan")

@@ -35,15 +35,15 @@ class Rehearsal:
     def _refuse(self) -> None:
         trainer = self.trainer
         microbatches.refuse_deepspeed(trainer, "keep_from")
-        if trainer.args.keep_divergence != "js":
+        if trainer.args.keep_divergence != "js" or trainer.ref_model is not None:
             return
         model = trainer.accelerator.unwrap_model(trainer.model)
-        if trainer.ref_model is None and not is_peft_model(model):
+        if not is_peft_model(model):
             raise UserError(
                 "keep_divergence='js' compares with π_ref token by token, and with beta=0 and no adapter there is none: take "
                 "keep_divergence='forward', which needs none, or use_peft, or beta above 0."
             )
-        if trainer.ref_model is None and "ref" not in model.peft_config and keep_from.starts_from_adapter(model):
+        if "ref" not in model.peft_config and keep_from.starts_from_adapter(model):
             raise UserError(
                 "keep_divergence='js' with beta=0 on an adapter that is trained further: without it the model is not π_ref, and "
                 "no copy of it is kept; take keep_divergence='forward', merge the adapter first, or set beta above 0."

@@ -37,13 +37,6 @@ def check(args: Any) -> None:
         )
 
 
-def departures(args: Any) -> list[str]:
-    """Every step follows the gradient of Eq. 6 for the π_ref of its rollouts. The run as a whole does not follow one objective,
-    and Eq. 4 does not say where it ends: this is named from the first step on, whether or not the run gets to a reset."""
-    every = args.anchor_reset
-    return [f"anchor_reset={every} (exact from one reset to the next: each changes π_ref; exact: 0)"] if every else []
-
-
 def reference_file(checkpoint: str | Path, rank: int) -> Path:
     return Path(checkpoint) / f"sage_reference_{rank}.pt"
 
@@ -122,8 +115,8 @@ class AnchorReset(TrainerCallback):
         return [self.every, self.count]
 
     @torch.no_grad()
-    def load(self, checkpoint: str | Path, saved: list[int] | None) -> None:
-        every, count = saved or [0, 0]
+    def load(self, checkpoint: str | Path, saved: list[int]) -> None:
+        every, count = saved
         if every != self.every:
             raise UserError(
                 f"{checkpoint} was written with anchor_reset={every} and this run has {self.every}: set it back, or start a new "

@@ -16,9 +16,7 @@ from torch import Tensor
 from sage_rlvr.anchor import Signals
 from sage_rlvr.errors import UserError
 from sage_rlvr.train import measure
-
-LEFT_PADDED = ("prompt_ids", "prompt_mask")
-
+from sage_rlvr.train.packing import PROMPT
 
 # ---- where a completion ends ---------------------------------------------------------------------------------------
 
@@ -178,7 +176,7 @@ def replace_groups(
 
 def _padding(key: str, pad_id: int) -> tuple[int, bool]:
     """What a column of a rollout batch is padded with, and whether on the left."""
-    return pad_id if key.endswith("_ids") else 0, key in LEFT_PADDED
+    return pad_id if key.endswith("_ids") else 0, key in PROMPT
 
 
 def _widen(x: Tensor, width: int, pad: float, left: bool) -> Tensor:

@@ -45,15 +45,11 @@ def assign(trainer: Any, output: dict[str, Any]) -> None:
     logps, entropies = trainer.sampled(output)
     mask = counted(output)
     check_finite({"log-probs": logps, "entropies": entropies}, mask, trainer)
-    mine = {
-        "advantages": advantages_BT(output),
-        "logps": logps,
-        "mask": mask.long(),
-    }  # Accelerate pads a bool to an integer
+    mine = {"advantages": advantages_BT(output), "logps": logps, "mask": mask.long()}
     if "entropies" in part.reads:
         mine["entropies"] = entropies
     everyone = gather_wide(mine, trainer.accelerator)  # (W·B, T)
-    everyone["mask"] = everyone["mask"].bool()
+    everyone["mask"] = everyone["mask"].bool()  # Accelerate pads a bool to an integer
     advantages, pull = part.credit(Tokens(**everyone, generator=trainer.batch_generator()))
     moved = advantages != torch.where(everyone["mask"], everyone["advantages"], 0.0)
     rows, columns = output["sage_rows"], mask.shape[1]

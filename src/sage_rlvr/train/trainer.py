@@ -16,7 +16,6 @@ become (B, T), one per token, with anchor_credit "to_go" or an advantage per tok
 A slice is the rows of one loss, per_device_train_batch_size of them; a micro-batch is a part of a slice.
 """
 
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -188,8 +187,10 @@ class SAGETrainer(GeneratingTrainer):
                 output = super()._generate_and_score_completions(inputs)
         finally:
             self._recorder, self.mask_truncated_completions = None, masked
-        if masked and self.stop_strings:
-            self._mask_truncated(output)
+        if masked and self.stop_strings:  # overlong filtering: rows that hit the length limit count for nothing
+            keep = self._finished.unsqueeze(1).to(output["completion_mask"].dtype)  # type: ignore[union-attr]  # (B, 1)
+            output |= {key: output[key] * keep for key in ("completion_mask", "tool_mask") if key in output}
+            self.count_items(output)
         first = self.accelerator.process_index * len(inputs)
         output["sage_rows"] = torch.arange(first, first + len(inputs), device=self.accelerator.device)
         entropies = recorder.entropies_of(output.get("old_per_token_logps"))
@@ -200,14 +201,6 @@ class SAGETrainer(GeneratingTrainer):
             output["sage_ref_entropies"] = ref_entropies
         self.credit.settle(output)
         return output
-
-    def _mask_truncated(self, output: dict[str, Any]) -> None:
-        """Overlong filtering: rows that hit the length limit count for nothing; one that reached a stop string is finished."""
-        keep = self._finished.unsqueeze(1).to(output["completion_mask"].dtype)  # type: ignore[union-attr]  # (B, 1)
-        for key in ("completion_mask", "tool_mask"):
-            if key in output:
-                output[key] = output[key] * keep
-        self.count_items(output)
 
     def count_items(self, output: dict[str, Any]) -> None:
         output["num_items_in_batch"] = self.accelerator.gather(rollouts.counted(output).sum()).sum()
@@ -353,7 +346,8 @@ class SAGETrainer(GeneratingTrainer):
         shaped = dict(inputs)  # buffered inputs are never changed
         self._recorder = seen = LossRecorder(self, inputs, shaped)
         try:
-            with self._trl_beta(self.beta if self.estimator in IN_TRL else 0.0):
+            # β as TRL's loss sees it: 0 where the penalty is ours or in the reward. args.beta decides about the reference
+            with in_place(self, self.beta if self.estimator in IN_TRL else 0.0, "beta"):
                 loss = super()._compute_loss(model, shaped)
         finally:
             self._recorder = None
@@ -375,15 +369,6 @@ class SAGETrainer(GeneratingTrainer):
         else:
             self.log_values(measure.step(measured, self.accelerator))
         return loss
-
-    @contextmanager
-    def _trl_beta(self, beta: float) -> Any:
-        """β as TRL's loss sees it: 0 where the penalty is ours or in the reward. args.beta decides about the reference."""
-        mine, self.beta = self.beta, beta
-        try:
-            yield
-        finally:
-            self.beta = mine
 
     def _aggregate(self, per_token: Tensor, mask: Tensor, inputs: dict[str, Any]) -> Tensor:
         """A per-token term under the loss type's own normaliser, so that β means the same in and outside TRL's loss."""

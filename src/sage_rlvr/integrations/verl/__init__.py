@@ -71,12 +71,10 @@ def refuse_unread_options(trainer: Any, why: Callable[[Any, Any], str | None]) -
         @functools.wraps(theirs)
         def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
             ours = (config.get("algorithm") or {}).get("adv_estimator") == ESTIMATOR
-            what = (
-                "sage.*" if config.get("sage") is not None else f"algorithm.adv_estimator={ESTIMATOR}" if ours else None
-            )
-            reason = why(self, config) if what is not None else None
-            if reason:
-                raise UserError(f"{what} is set but {reason}.")
+            options = {"sage.*": config.get("sage") is not None, f"algorithm.adv_estimator={ESTIMATOR}": ours}
+            for name in (name for name, is_set in options.items() if is_set):
+                if reason := why(self, config):
+                    raise UserError(f"{name} is set but {reason}.")
             theirs(self, config, *args, **kwargs)
 
         __init__.asks_for_sage = True  # type: ignore[attr-defined]
@@ -97,9 +95,8 @@ def guard_legacy() -> None:
 
 def _why_not_the_legacy_one(trainer: Any, config: Any) -> str:
     named = type(trainer).__name__
-    separate = any(
-        above.__name__ == "SeparateRayPPOTrainer" for above in type(trainer).__mro__
-    )  # one-step-off, fully async
+    # one-step-off, fully async
+    separate = any(above.__name__ == "SeparateRayPPOTrainer" for above in type(trainer).__mro__)
     kind, why = ("asynchronous", OLDER) if separate else ("legacy", "")
     fix = f"run verl.trainer.main_ppo with trainer.use_v1=True and trainer.v1.trainer_mode={MODE}"
     return f"verl's {kind} trainer {named} does not read it{why}: {fix}"

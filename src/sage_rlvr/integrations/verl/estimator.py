@@ -49,9 +49,7 @@ def told(batch: Told) -> Iterator[Told]:
 
 
 @register_adv_est(ESTIMATOR)
-def sage(
-    token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, config: Any = None, **_: Any
-) -> tuple[Tensor, Tensor]:
+def sage(token_level_rewards: Tensor, response_mask: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
     """(N, T) advantages and returns, in verl's own words: a trajectory's, on each of its counted tokens."""
     if not _now:
         raise UserError(

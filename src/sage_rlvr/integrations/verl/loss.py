@@ -35,21 +35,25 @@ class SageLoss:
         object.__setattr__(self.without_kl, "use_kl_loss", False)  # verl's configs are frozen
         object.__setattr__(self.without_kl, "global_batch_info", {})
         self.guide = options.make_guide()
+        self.held = self.guide is not None and options.hold  # log q is the driver's
 
     def __call__(
         self, model_output: dict[str, Any], data: TensorDict, dp_group: Any = None
     ) -> tuple[Tensor, dict[str, Any]]:
         lengths = data["response_mask"]  # nested (B, j): the shape of every per-token field
-        padded = data.select(*self._fields(data)).to_padded_tensor()
+        wanted = ["response_mask", "old_log_probs", "ref_log_prob", *[LOG_Q] * self.held]
+        padded = data.select(*wanted).to_padded_tensor()
         mask = padded["response_mask"].bool()
         ref = padded["ref_log_prob"].float()
         logps = no_padding_2_padding(model_output["log_probs"], data)  # (B, T), with gradient
-        log_q = self._log_q(model_output, data, padded, logps.detach(), ref, mask)
+        log_q = padded[LOG_Q] if self.held else self._log_q(model_output, data, logps.detach(), ref, mask)
         if not self.entropy_asked:
             model_output = {k: v for k, v in model_output.items() if k != "entropy"}
         if self.options.own_loss:
             loss, metrics = ppo_loss(self.without_kl, model_output, data, dp_group)
-            penalty = self._penalty(logps, ref, log_q, padded)
+            # not clamped at 10 as verl's k3 is: a clamp under π/π_old would turn the gradient's sign
+            old = padded["old_log_probs"] if self.options.estimator == "k3+" else None
+            penalty = anchor_penalty(logps, ref, log_q, self.options.estimator, old_logps=old)  # (B, T)
             term = agg_loss(penalty, mask, self.config.loss_agg_mode, **self.without_kl.global_batch_info)
             loss = loss + self.config.kl_loss_coef * term
             metrics["kl_loss"] = Metric(value=term, aggregation=AggregationType.SUM)
@@ -62,24 +66,12 @@ class SageLoss:
         measured = shape.measure(logps.detach(), ref, log_q, mask, self.options.estimator)
         return loss, metrics | _over_the_mini_batch(measured, share)
 
-    def _fields(self, data: TensorDict) -> list[str]:
-        names = ["response_mask", "old_log_probs", "ref_log_prob"]
-        return [*names, LOG_Q] if LOG_Q in data.keys() else names  # noqa: SIM118 (a TensorDict is no dict)
-
     def _log_q(
-        self,
-        model_output: dict[str, Any],
-        data: TensorDict,
-        padded: TensorDict,
-        logps: Tensor,
-        ref: Tensor,
-        mask: Tensor,
+        self, model_output: dict[str, Any], data: TensorDict, logps: Tensor, ref: Tensor, mask: Tensor
     ) -> Tensor:
-        """Held: the driver's. Else the guide looks at the policy as it is now."""
+        """The guide looks at the policy as it is now."""
         if self.guide is None:
             return torch.zeros_like(ref)
-        if self.options.hold:
-            return padded[LOG_Q]
         entropies = None
         if "entropies" in self.guide.needs:
             entropies = no_padding_2_padding(model_output["entropy"], data).detach()
@@ -88,11 +80,6 @@ class SageLoss:
             seed=tu.get_non_tensor_data(data, KEY, None), step=tu.get_non_tensor_data(data, STEP, None),
             max_steps=tu.get_non_tensor_data(data, MAX_STEPS, None),
         )  # fmt: skip
-
-    def _penalty(self, logps: Tensor, ref: Tensor, log_q: Tensor, padded: TensorDict) -> Tensor:
-        """(B, T). Not clamped at 10 as verl's k3 is: a clamp under π/π_old would turn the gradient's sign."""
-        old = padded["old_log_probs"] if self.options.estimator == "k3+" else None
-        return anchor_penalty(logps, ref, log_q, self.options.estimator, old_logps=old)
 
 
 def _over_the_mini_batch(measured: dict[str, float], share: float) -> dict[str, Metric]:

@@ -1,6 +1,6 @@
 """What ``+sage.*`` says beside verl's own fields, and what cannot work together. Reads a mapping; imports no verl."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -106,11 +106,9 @@ def read_options(config: Any) -> Options:
 
 def plain(value: Any) -> Any:
     """OmegaConf's containers as dicts and lists."""
-    if isinstance(value, Mapping) or (hasattr(value, "items") and hasattr(value, "keys")):
+    if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, str | bytes | int | float) or value is None:
-        return value
-    return [plain(v) for v in value]
+    return [plain(v) for v in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def _get(config: Any, path: str, default: Any = None) -> Any:

@@ -17,18 +17,9 @@ def log_q(
     seed: int, step: int, max_steps: int, center: str = "none", rewards: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """(B, T) float32, 0 off-mask. ``old`` is the policy the guide looks at; ``seed`` the key of the rollout batch."""
-    signals = Signals(
-        logps=old,
-        ref_logps=ref,
-        mask=mask,
-        entropies=entropies,
-        step=step,
-        max_steps=max(max_steps, 1),
-        generator=torch.Generator().manual_seed(seed),
-        rows=rows,
-        rewards=rewards,
-    )
-    out = guide(signals)
+    generator = torch.Generator().manual_seed(seed)
+    out = guide(Signals(old, ref, mask, entropies, step=step, max_steps=max(max_steps, 1), generator=generator, rows=rows,
+                        rewards=rewards))  # fmt: skip
     if center == "batch":
         counted = mask.bool()
         out = torch.where(counted, out - out.sum() / counted.sum().clamp(min=1), 0.0)
@@ -57,9 +48,8 @@ def row_numbers(keys: Sequence[str], prompt_number: Mapping[str, int], per_promp
                 f"trajectory {key} is not of a prompt drawn in this step, so a stochastic guide cannot number its row: turn "
                 "skip.rollout_tq off, or choose a guide without noise (branch, tempered)."
             )
-        rows.append(
-            prompt_number[uid] * per_prompt + int(session) + (int(index) << 40)
-        )  # index: several outputs per session
+        # index: several outputs per session
+        rows.append(prompt_number[uid] * per_prompt + int(session) + (int(index) << 40))
     return torch.tensor(rows, dtype=torch.long)
 
 

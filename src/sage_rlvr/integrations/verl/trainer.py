@@ -21,6 +21,7 @@ from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_to_nested
 
+from sage_rlvr.advantage import Advantage
 from sage_rlvr.anchor import noise
 from sage_rlvr.errors import UserError
 from sage_rlvr.integrations.verl import ESTIMATOR, MODE, OLDER, estimator, loss, refuse_unread_options, shape
@@ -157,15 +158,13 @@ class SageTrainer(PPOTrainerSync):
         """verl's, which asks the estimator that ``algorithm.adv_estimator`` names; ours is told here what verl does not pass."""
         if self.advantage is None:
             return super()._compute_advantage(batch, metrics)
-        with estimator.told(self._told(batch)) as ours:
+        with estimator.told(self._told(self.advantage, batch)) as ours:
             batch = super()._compute_advantage(batch, metrics)
         if not ours.used:
             raise RuntimeError(f"sage: verl made the advantages of step {self.global_steps} without sage.advantage.")
         return batch
 
-    def _told(self, batch: Any) -> estimator.Told:
-        advantage = self.advantage
-        assert advantage is not None
+    def _told(self, advantage: Advantage, batch: Any) -> estimator.Told:
         step, max_steps = self._optimizer_steps()
         out = estimator.Told(advantage, batch.keys, step, max_steps)
         read = {
@@ -239,9 +238,8 @@ class SageTrainer(PPOTrainerSync):
             return
         trainer = self.config.trainer
         by_path = trainer.resume_mode == "resume_path"
-        folder = (
-            trainer.resume_from_path if by_path else find_latest_ckpt_path(os.path.abspath(trainer.default_local_dir))
-        )
+        latest = os.path.abspath(trainer.default_local_dir)
+        folder = trainer.resume_from_path if by_path else find_latest_ckpt_path(latest)
         file = os.path.join(folder, STATE)
         if os.path.exists(file):
             self._go_on(folder, torch.load(file, weights_only=True))
