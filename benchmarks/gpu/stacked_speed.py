@@ -1,9 +1,9 @@
-"""What a step of the stacked engine costs: seconds of the card per run and step, plain and compiled.
+"""What a step of the stacked engine costs: seconds of the card per run and step, plain, compiled, and with FlexAttention.
 
     python benchmarks/gpu/stacked_speed.py --to results/gpu/stacked_speed.json [--profile]
 
 Each kind is a process of its own, one at a time. The weights are new, so verdicts are made up: a
-share of 1 in 50 is right.
+share of 1 in 50 is right. On a GPU, log-probs and gradients by FlexAttention are compared with those by products first.
 """
 
 import argparse
@@ -23,18 +23,19 @@ from sage_rlvr.models import scratch_model
 from sage_rlvr.provenance import made_with
 from sage_rlvr.stacked.measure import measure
 from sage_rlvr.stacked.model import Stack
-from sage_rlvr.stacked.train import Run, train
+from sage_rlvr.stacked.train import Run, scored, train
 from sage_rlvr.stacked.world import World
 from sage_rlvr.study.stacked import BESIDE
 from sage_rlvr.tasks import load_task
 from sage_rlvr.tasks.countdown import HARD
 from sage_rlvr.train.config import SAGEConfig
 
-KINDS = {  # runs in a stack, compiled, type of the products
-    "plain": (12, False, torch.float32),
-    "compiled": (12, True, torch.float32),
-    "plain bf16": (12, False, torch.bfloat16),
-    "compiled bf16": (12, True, torch.bfloat16),
+KINDS = {  # runs in a stack, compiled, type of the products, attention by FlexAttention (on a GPU)
+    "plain": (12, False, torch.float32, False),
+    "compiled": (12, True, torch.float32, False),
+    "plain bf16": (12, False, torch.bfloat16, False),
+    "compiled bf16": (12, True, torch.bfloat16, False),
+    "flex bf16": (12, True, torch.bfloat16, True),
 }
 WARM, TIMED = 3, 6
 
@@ -45,8 +46,9 @@ class MadeUp(World):
 
 
 def timed(kind: str, folder: str, hard: dict[str, Any], size: tuple[int, int], turn: Any, profile: bool) -> dict:
-    runs, compiled, dtype = KINDS[kind]
+    runs, compiled, dtype, flex = KINDS[kind]
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    flex = flex and device == "cuda"
     torch.set_float32_matmul_precision("high")  # TF32
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     world = MadeUp(HARD, tokenizer, device)
@@ -55,7 +57,7 @@ def timed(kind: str, folder: str, hard: dict[str, Any], size: tuple[int, int], t
     own |= {"output_dir": "", "use_cpu": True, "max_steps": WARM + TIMED, "learning_rate": 1e-5}
     own |= {"per_device_train_batch_size": size[0], "num_generations": size[1]}
     all_runs = [Run(str(r), SAGEConfig(**own | {"seed": r})) for r in range(runs)]
-    stack, base = (Stack.of(model, count, device, dtype, compiled) for count in (runs, 1))
+    stack, base = (Stack.of(model, count, device, dtype, compiled, flex) for count in (runs, 1))
     clock: dict[str, float] = {}
     turn.acquire()
     watch = torch.profiler.profile() if profile and compiled else None
@@ -75,7 +77,6 @@ def timed(kind: str, folder: str, hard: dict[str, Any], size: tuple[int, int], t
     if watch:
         watch.stop()
         print(kind, watch.key_averages().table(sort_by="self_cuda_time_total", row_limit=22, max_name_column_width=60))
-    before = time.perf_counter()
     few = load_task(HARD, limit=60 if device == "cuda" else 4, split="test")
     for _ in range(2):  # the first compiles
         if device == "cuda":
@@ -85,7 +86,8 @@ def timed(kind: str, folder: str, hard: dict[str, Any], size: tuple[int, int], t
     evaluated = time.perf_counter() - before
     turn.release()
     memory = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0
-    row = {
+    differs = {"flex_minus_products": differences(model, world, problems)} if flex else {}
+    row = differs | {
         "ms_per_run_and_step": round(1000 * clock["took"] / runs, 2),
         "ms_per_run_and_1000_samples": round(1000 * evaluated / runs / len(few) / 256 * 1000, 3),
         "gib": round(memory, 1),
@@ -93,6 +95,25 @@ def timed(kind: str, folder: str, hard: dict[str, Any], size: tuple[int, int], t
     }
     print(kind, json.dumps(row), flush=True)
     return row
+
+
+def differences(model: Any, world: World, problems: Any) -> dict[str, float]:
+    """The largest difference between FlexAttention and products, in float32: of log-probs, and of a gradient as a share of its
+    largest number."""
+    torch.set_float32_matmul_precision("highest")
+    prompts = problems.prompts(torch.arange(8, device=world.device).view(2, 4))
+    drawn = torch.rand(2, 4, 32, 16, generator=torch.Generator(world.device).manual_seed(0), device=world.device)
+    ids = Stack.of(model, 2, world.device).sample(prompts, drawn, world.end, world.pad)
+    found = []
+    for flex in (False, True):
+        stack = Stack.of(model, 2, world.device, compiled=flex, flex=flex)
+        stack.trained()
+        logps = scored(stack, prompts, ids)[0]
+        (drawn * logps).sum().backward()
+        found.append((logps.detach(), {name: w.grad for name, w in stack.weights.items()}))
+    (plain, own), (other, theirs) = found
+    shares = [float((theirs[name] - g).abs().max() / g.abs().max()) for name, g in own.items() if g is not None]
+    return {"log_probs": float((other - plain).abs().max()), "gradient": max(shares)}
 
 
 def main() -> None:

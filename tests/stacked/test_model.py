@@ -105,6 +105,16 @@ def test_products_in_bf16_are_near_and_weights_stay_float32():
     assert all(w.grad.dtype == w.dtype == torch.float32 for w in rounded.weights.values())
 
 
+@torch.no_grad()  # its gradients are a GPU's: benchmarks/gpu/stacked_speed.py compares them
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_sees_what_the_products_see():
+    models, prompts = [small(seed) for seed in range(RUNS)], padded_prompts()
+    ids = torch.randint(2, VOCAB, (RUNS, 3, GROUP, LONGEST), generator=torch.Generator().manual_seed(6))
+    plain, flex = (scored(stacked(models, **more), prompts, ids) for more in ({}, {"flex": True}))
+    for a, b in zip(plain, flex, strict=True):
+        assert torch.allclose(a, b, atol=1e-5 * a.abs().max())
+
+
 @pytest.mark.slow  # a minute of compiling
 def test_compiled_layers_give_the_same():
     models = [small(seed) for seed in range(RUNS)]

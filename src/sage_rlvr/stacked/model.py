@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import rms_norm, silu
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.functional import pad, rms_norm, silu
 
 from sage_rlvr.errors import UserError
 
@@ -59,12 +60,18 @@ class Prompts:
 
 class Stack:
     """The runs' weights and what is computed with them. ``dtype``: of the products and of attention; weights, residuals, norms
-    and softmax are float32. ``compiled``: layers of many completions by torch.compile, as a GPU wants it."""
+    and softmax are float32. ``compiled``: layers of many completions by torch.compile, as a GPU wants it. ``flex``: their
+    attention by FlexAttention, which has gradients on a GPU alone."""
 
     def __init__(
-        self, weights: dict[str, Tensor], shape: Shape, dtype: torch.dtype = torch.float32, compiled: bool = False
+        self,
+        weights: dict[str, Tensor],
+        shape: Shape,
+        dtype: torch.dtype = torch.float32,
+        compiled: bool = False,
+        flex: bool = False,
     ):
-        self.weights, self.shape, self.dtype = weights, shape, dtype
+        self.weights, self.shape, self.dtype, self.flex = weights, shape, dtype, flex
         table = weights["model.embed_tokens.weight"]
         d, at = table.shape[-1] // shape.heads, torch.arange(shape.columns, device=table.device)
         speed = shape.theta ** (-torch.arange(0, d, 2, device=table.device) / d)
@@ -84,11 +91,12 @@ class Stack:
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
         compiled: bool = False,
+        flex: bool = False,
     ) -> "Stack":
         """``runs`` copies of a Qwen2ForCausalLM, in float32."""
         state = {name: p.detach().to(device, torch.float32) for name, p in model.named_parameters()}
         weights = {name: p.expand(runs, *p.shape).clone() for name, p in state.items()}
-        return cls(weights, Shape.of(model.config), dtype, compiled)
+        return cls(weights, Shape.of(model.config), dtype, compiled, flex)
 
     @property
     def runs(self) -> int:
@@ -133,8 +141,9 @@ class Stack:
         first, columns = prompts.ids.shape[-1], ids.shape[-1]
         own, turn = below_diagonal(columns, ids.device), self._turn(first, columns)
         x, barrier = self._embed(ids), prompts.barrier
+        blocks = group_blocks(first, ids.shape[2], columns, ids.device) if self.flex else None
         for w, before in zip(self._layers, cache):
-            x = self._many(x, w, self.shape, self.dtype, turn, own, before, barrier)[0]
+            x = self._many(x, w, self.shape, self.dtype, turn, own, before, barrier, None, blocks)[0]
         x = torch.cat([after.expand(*ids.shape[:3], 1, -1), x], -2)
         return self._normed(x)
 
@@ -203,12 +212,13 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 def layer(
     x: Tensor, w: dict[str, Tensor], shape: Shape, dtype: torch.dtype, turn: tuple[Tensor, Tensor], own: Tensor,
     before: tuple[Tensor, Tensor] | None = None, barrier: Tensor | None = None, past: tuple[Tensor, ...] | None = None,
+    blocks: BlockMask | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """x (R, P, G, T, D) after one layer, and its keys and values.
 
     ``own`` is added to the scores among x's columns. ``before``: the prompt's keys and values (R, P, H, S, d), shared by the
     group, behind ``barrier``. ``past``: where x is one token, keys and values of those before it (R, P, H, G, all columns, d);
-    ``own`` is then added to their scores."""
+    ``own`` is then added to their scores. ``blocks``: of a whole group by FlexAttention, in place of ``own``."""
     y = norm(x, w["input_layernorm.weight"], shape.eps)
 
     def heads(name: str) -> Tensor:
@@ -218,6 +228,9 @@ def layer(
 
     q, k, v = heads("q"), heads("k"), heads("v")
     q, k = (turned(q, turn) * q.shape[-1] ** -0.5).to(dtype), turned(k, turn).to(dtype)
+    if blocks is not None and before is not None and barrier is not None:
+        out = group_attention(q, k, v, before, barrier, blocks)
+        return after_attention(x, w, shape, dtype, out), k, v
     if past is None:
         scores = q @ k.mT + own
     else:  # one column: sums of products, since so many small products of matrices are slow
@@ -234,11 +247,40 @@ def layer(
             out = out + weight @ v
         else:
             out = out + (weight[..., :-1].mT * past[1]).sum(-2, keepdim=True) + weight[..., -1:] * v
-    out = out.permute(0, 1, 3, 4, 2, 5).flatten(4)
-    x = x + linear(out, w["self_attn.o_proj.weight"], None, dtype)
+    return after_attention(x, w, shape, dtype, out), k, v
+
+
+def after_attention(x: Tensor, w: dict[str, Tensor], shape: Shape, dtype: torch.dtype, out: Tensor) -> Tensor:
+    """x after the rest of the layer; out (R, P, H, G, T, d) is what attention found."""
+    x = x + linear(out.permute(0, 1, 3, 4, 2, 5).flatten(4), w["self_attn.o_proj.weight"], None, dtype)
     y = norm(x, w["post_attention_layernorm.weight"], shape.eps)
     gate, up = (linear(y, w[f"mlp.{name}_proj.weight"], None, dtype) for name in ("gate", "up"))
-    return x + linear(silu(gate) * up, w["mlp.down_proj.weight"], None, dtype), k, v
+    return x + linear(silu(gate) * up, w["mlp.down_proj.weight"], None, dtype)
+
+
+@cache
+def group_blocks(prompt: int, group: int, columns: int, device: torch.device) -> BlockMask:
+    """Which keys a group's tokens see, one completion behind the other: the prompt's, and their own completion's up to them."""
+
+    def seen(batch: Tensor, head: Tensor, at: Tensor, key: Tensor) -> Tensor:
+        own = key - prompt
+        return (own < 0) | ((own // columns == at // columns) & (own <= at))
+
+    return create_block_mask(seen, None, None, group * columns, prompt + group * columns, device=str(device))
+
+
+def group_attention(
+    q: Tensor, k: Tensor, v: Tensor, before: tuple[Tensor, Tensor], barrier: Tensor, blocks: BlockMask
+) -> Tensor:
+    """q, k, v (R, P, H, G, T, d) → the same shape. A prompt and its group are one sequence, so that products are large."""
+    keys, values = (torch.cat([a, b.flatten(3, 4)], 3).flatten(0, 1) for a, b in zip(before, (k, v)))
+    behind = pad(barrier.flatten(0, 4), (0, keys.shape[2] - barrier.shape[-1]))  # (R · P, keys)
+
+    def padding(score: Tensor, batch: Tensor, head: Tensor, at: Tensor, key: Tensor) -> Tensor:
+        return score + behind[batch, key]
+
+    rows = q.flatten(3, 4).flatten(0, 1)
+    return flex_attention(rows, keys, values, padding, blocks, scale=1.0).view(q.shape)  # q is scaled already
 
 
 @cache
