@@ -5,6 +5,7 @@ That runs start as processes with nothing in them is asked in test_started.py an
 
 import multiprocessing as mp
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from sage_rlvr import cli
 from sage_rlvr.demo import run_demo
 from sage_rlvr.study import job
 from sage_rlvr.study import run as study_run
+
+PIECE = Path(__file__).parents[2] / "benchmarks" / "gpu" / "study.py"
 
 
 class Job:
@@ -62,6 +65,20 @@ def study(*argv: Any) -> None:
     """``sage-rlvr study ARGV``, as the target of a forked process."""
     fork_runs()
     sys.exit(cli.main(["study", *map(str, argv)]))
+
+
+def study_beside(modules: Path, *argv: Any) -> None:
+    """The same with modules of the user's in that folder, which PYTHONPATH names for processes that begin anew."""
+    sys.path.insert(0, str(modules))
+    study(*argv)
+
+
+def piece(*argv: Any) -> None:
+    """``benchmarks/gpu/study.py ARGV``, likewise."""
+    fork_runs()
+    sys.argv = [str(PIECE), *map(str, argv)]
+    sys.path.insert(0, str(PIECE.parent))
+    runpy.run_path(str(PIECE), run_name="__main__")
 
 
 def demo(out: Path, source: Path) -> None:

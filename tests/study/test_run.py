@@ -6,9 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -19,9 +17,10 @@ from benchmarks.gpu.records import unpack
 from sage_rlvr.models import write_whole
 from sage_rlvr.processes import identity
 from sage_rlvr.runs.checkpoint import last_complete
+from sage_rlvr.study import job
 from sage_rlvr.study import run as study_run
 from sage_rlvr.study.job import START
-from sage_rlvr.study.plan import load_study
+from sage_rlvr.study.plan import load_study, open_folder
 from sage_rlvr.study.run import status_of
 
 from .. import forked
@@ -79,6 +78,8 @@ def test_ctrl_c_leaves_a_checkpoint_and_the_next_run_goes_on_from_it(tmp_path):
     training = SMALL["train"] | {"max_steps": STEPS, "save_steps": 10 * STEPS}
     file, out, mark = tmp_path / "small.yaml", tmp_path / "out", str(tmp_path)
     file.write_text(yaml.safe_dump(SMALL | {"train": training, "variants": {"grpo": {}}}))
+    open_folder(load_study(file), out)
+    assert forked.run(job.main, str(out), "base").returncode == 0
     command = [sys.executable, "-m", "sage_rlvr.cli", "study", "run", str(file), "--out", str(out), "--jobs", "1"]
     process = subprocess.Popen(
         command,
@@ -264,28 +265,12 @@ def test_what_took_longest_at_other_seeds_goes_first_within_its_own(tmp_path, mo
 def test_a_piece_that_is_told_to_end_packs_what_is_done(tmp_path):
     file, to = tmp_path / "small.yaml", tmp_path / "records"
     file.write_text(yaml.safe_dump(SMALL | {"seeds": [0, 1, 2, 3]}))
-    script = Path(__file__).parents[2] / "benchmarks" / "gpu" / "study.py"
-    command = [
-        sys.executable,
-        str(script),
-        "run",
-        "--study",
-        str(file),
-        "--records",
-        str(to),
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    piece = subprocess.Popen([*command, "--jobs", "1", "--minutes", "9"], stdout=subprocess.PIPE, text=True)
-    guard = threading.Timer(GUARD_S, piece.kill)
-    guard.start()
-    try:
-        for line in piece.stdout:
-            if "base: done" in line:
-                piece.terminate()
-    finally:
-        guard.cancel()
-    assert piece.wait() == 0
+    asked = ["--study", file, "--records", to, "--out", tmp_path / "out", "--jobs", "1", "--minutes", "9"]
+    piece = forked.Started(forking.piece, "run", *asked)
+    piece.wait_for(lambda: "base: done" in piece.said()[0], "the base's end", GUARD_S)
+    piece.send_signal(signal.SIGTERM)
+    ended = piece.end(GUARD_S)
+    assert ended.returncode == 0, ended.stderr
     assert "base" in unpack([to], tmp_path / "there")
     assert "base" in json.loads((to / "sessions.json").read_text())[0]["finished"]
 
@@ -405,9 +390,10 @@ def test_the_evaluation_begins_anew_where_an_engine_shared_the_training(tmp_path
     (tmp_path / "sharing.py").write_text(LEAVES_TRACES)
     file, out, seen = tmp_path / "small.yaml", tmp_path / "out", tmp_path / "seen"
     file.write_text(yaml.safe_dump(SMALL | {"variants": {"sharing": {"guide": "sharing:Sharing"}}}))
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "SEEN": str(seen)}
-    command = [sys.executable, "-m", "sage_rlvr.cli", "study", "run", str(file), "--out", str(out), "--jobs", "1"]
-    subprocess.run(command, env=environment, check=True, timeout=GUARD_S)
+    environment = {"PYTHONPATH": str(tmp_path), "SEEN": str(seen)}
+    command = ("run", file, "--out", out, "--jobs", "1")
+    done = forked.run(forking.study_beside, tmp_path, *command, env=environment, timeout=GUARD_S)
+    assert done.returncode == 0, done.stderr
     assert status_of(out, "sharing-s0")["state"] == "done"
     lives = [line.split() for line in seen.read_text().splitlines()]
     assert [rank for _, rank in lives] == ["False", "False"]
