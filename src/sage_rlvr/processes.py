@@ -1,7 +1,10 @@
-"""Whether another process still runs, since when, and whether it is the one that wrote its name down."""
+"""Whether another process still runs, since when, whether it is the one that wrote its name down; and ending with it."""
 
+import ctypes
 import os
+import signal
 import socket
+import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -66,3 +69,12 @@ def _stat(pid: int) -> list[bytes]:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return []
+
+
+def end_with_parent() -> None:
+    """A parent that is killed takes this process along: SIGTERM, on which a training writes a checkpoint (Linux)."""
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            sys.exit(143)

@@ -39,9 +39,9 @@ def _demo(args: argparse.Namespace) -> None:
     flag("--task", help="frontier: which task (default: the study's first)"),
     flag("--jobs", type=int, help="run: how many runs at a time (default: one per GPU, else one per core, up to 4); "
          "stacked: runs per stack (default: 12 on a GPU, else 4)"),
-    flag("--engine", default="trl", **one_of("trl", "stacked", word="engine"),
+    flag("--engine", default="trl", **one_of("trl", "stacked", "verl", word="engine"),
          help="run: trl: SAGETrainer, a process per run; stacked: many runs of a scratch model in one program, for the countdown "
-         "worlds alone"),
+         "worlds alone; verl: verl trains, in the Python that SAGE_VERL_PYTHON names (docs/howto/verl.md)"),
 )  # fmt: skip
 def _study(args: argparse.Namespace) -> None:
     from sage_rlvr.study import console

@@ -22,7 +22,7 @@ TESTED: dict[str, tuple[str, ...]] = {
 OPTIONAL = {  # library → its extra, what it is for
     "vllm": ("vllm", "use_vllm and eval --backend vllm"),
     "bitsandbytes": ("gpu", "8-bit optimizers (optim: adamw_8bit)"),
-    "verl": ("verl", "running on verl"),
+    "verl": ("verl", "running on verl, which wants an environment of its own (docs/howto/verl.md)"),
     "gguf": ("gguf", "models in .gguf files"),
 }
 

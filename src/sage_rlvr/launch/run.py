@@ -36,7 +36,7 @@ RECORD = "run.json"
 OTHERS = ("checkpoint-*", "config.json", "adapter_config.json", sft.RECORD)
 UNNAMED = "runs/~unnamed~"  # until task, model and seed are known
 # Settings that change neither data nor weights: a run may go on with others
-_FREE = re.compile(
+FREE = re.compile(
     r"output_dir|logging_|log_|disable_tqdm|report_to|run_name|project$|trackio|save_|push_|hub_|resume|dataloader_num|"
     r"dataloader_pin|dataloader_pers|dataloader_pre|local_rank|vllm_(gpu|kv|server|group|tensor|enable|max_model)|held_out|data_dir|"
     r"reward_timeout|eval_dataset|correct_at"
@@ -67,7 +67,7 @@ class RunArguments:
         "held_out_rows of them are measured.")
     correct_at: float = HfArg(default=1.0, help="With --reward: a held-out completion is right where its weighted "
         "reward is at least this.")
-    rows: int | None = HfArg(default=None, help="Only the first rows of the task.")
+    rows: int | None = HfArg(default=None, help="Only so many rows, the first, of --task or --dataset.")
     within_reach: str | None = HfArg(default=None, help="Folder of an evaluation of the start model on the task: of "
         "the rows, only problems it solves sometimes.")
     prompt_format: str = HfArg(default="", help="Prompt format: paper, boxed, plain, symbols, as_is, or a registered "
@@ -314,11 +314,11 @@ def check_installed(args: SAGEConfig, model_args: ModelConfig | None = None) -> 
 # ---- the record: what the folder was made with -------------------------------------------------------------------
 
 
-def settings_of(run: RunArguments, args: SAGEConfig, model_args: ModelConfig) -> dict[str, Any]:
-    everything = asdict(run) | args.to_dict() | asdict(model_args) | own.digests(run, run.task)
+def settings_of(run: RunArguments, args: SAGEConfig, model_args: ModelConfig, engine: str = "trl") -> dict[str, Any]:
+    everything = asdict(run) | args.to_dict() | asdict(model_args) | own.digests(run, run.task) | {"engine": engine}
     if run.decontaminate is None:
         everything["decontaminate"] = not run.dataset  # as runs were recorded before it had a third value
-    return json.loads(json.dumps({k: v for k, v in sorted(everything.items()) if not _FREE.match(k)}, default=str))
+    return json.loads(json.dumps({k: v for k, v in sorted(everything.items()) if not FREE.match(k)}, default=str))
 
 
 def read_record(folder: Path, settings: dict[str, Any]) -> bool:

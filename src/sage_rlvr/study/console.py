@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ COLOURS = {"done": "green", "running": "cyan", "failed": "bold red", "interrupte
 
 def run(source: str | Path, out: str | Path | None, jobs: int | None, table: bool = True, engine: str = "trl") -> bool:
     """Runs the study with a live table and shows its own ``table`` after; True if every run is done."""
-    start: Callable[..., tuple[Study, list[str]]] = run_study
+    start: Callable[..., tuple[Study, list[str]]] = partial(run_study, engine=engine)
     if engine == "stacked":
         from sage_rlvr.study.stacked import run_stacked as start
     folder = Path(out or f"runs/{load_study(source).name}")

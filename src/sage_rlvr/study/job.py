@@ -1,10 +1,8 @@
-"""One run of a study in a process of its own: python -m sage_rlvr.study.job OUT RUN. Killed, it goes on when run again."""
+"""One run of a study in a process of its own: python -m sage_rlvr.study.job OUT RUN ENGINE. Killed, it goes on when run again."""
 
-import ctypes
 import json
 import os
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -23,7 +21,7 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.files import read_json, refused
 from sage_rlvr.models import write_whole
 from sage_rlvr.models.folders import whole_folder
-from sage_rlvr.processes import identity
+from sage_rlvr.processes import end_with_parent, identity
 from sage_rlvr.study.plan import Study, read_folder
 
 if TYPE_CHECKING:
@@ -36,16 +34,7 @@ PART = 10_000  # problems that are demonstrated in one process
 GROUP = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what TRL writes for a colocated engine
 
 
-def end_with_parent() -> None:
-    """A study that is killed takes its runs along: SIGTERM, on which a training writes a checkpoint (Linux)."""
-    if sys.platform == "linux":
-        parent = os.getppid()
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:
-            sys.exit(143)
-
-
-def main(out: str, run: str) -> int:
+def main(out: str, run: str, engine: str = "trl") -> int:
     before = dict(os.environ)
     end_with_parent()
     extensions.load()
@@ -60,9 +49,9 @@ def main(out: str, run: str) -> int:
     stage = "start"
     try:
         say("running", stage := "sft" if run == "base" else "train")
-        model = make_base(study, Path(out)) if run == "base" else train_variant(study, Path(out), run)
+        model = make_base(study, Path(out)) if run == "base" else train_variant(study, Path(out), run, engine)
         if not set(GROUP).isdisjoint(os.environ):
-            begin_anew(out, run, before)
+            begin_anew([out, run, engine], before)
         say("running", stage := "eval")
         _evaluate(study, model, folder / "eval", run)
         say("done", stage, model=str(model))
@@ -77,13 +66,13 @@ def main(out: str, run: str) -> int:
     return 0
 
 
-def begin_anew(out: str, run: str, before: dict[str, str]) -> None:
+def begin_anew(words: list[str], before: dict[str, str]) -> None:
     """The same process with nothing in it, for the evaluation: an engine that shared the training gives its GPU back with the
     process alone. Begun anew, in the environment it had before, the run finds its training finished."""
     sys.stdout.flush()
     sys.stderr.flush()
     own = {name: value for name, value in before.items() if name not in GROUP}
-    os.execve(sys.executable, [sys.executable, "-P", "-m", "sage_rlvr.study.job", out, run], own)
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "sage_rlvr.study.job", *words], own)
 
 
 # ---- the base ------------------------------------------------------------------------------------------------------
@@ -176,14 +165,18 @@ def _demonstrated(made: "Sequence[Problem]", skew: float, seed: int, guesses: fl
 # ---- a variant -----------------------------------------------------------------------------------------------------
 
 
-def train_variant(study: Study, out: Path, run: str) -> str:
-    from sage_rlvr.launch.run import train
-
+def train_variant(study: Study, out: Path, run: str, engine: str = "trl") -> str:
     settings = study.settings_of(run)
     settings.pop("sft", None)  # the base has been through it
     settings |= {"model_name_or_path": start_model(out), "output_dir": str(out / run / "train")}
     recipe = out / run / "recipe.yaml"
     write_whole(recipe, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+    if engine == "verl":
+        from sage_rlvr.study import verl
+
+        return str(verl.train(recipe, study.evaluate.get("path", {}).get("steps", []), GO_ON))
+    from sage_rlvr.launch.run import train
+
     return str(train(["--config", str(recipe)], GO_ON))
 
 
@@ -198,7 +191,7 @@ def _evaluate(study: Study, model: str, folder: Path, run: str) -> None:
         evaluate(EvalArguments(**{"model": model, "out": str(folder), **settings}), engines=engines)
         for step in path.get("steps", []) if run != "base" else []:
             own = {key: value for key, value in path.items() if key != "steps"}
-            weights = {"model": str(Path(model, f"checkpoint-{step}")), "out": str(at_step(folder, step))}
+            weights = {"model": str(folder.parent / "train" / f"checkpoint-{step}"), "out": str(at_step(folder, step))}
             evaluate(EvalArguments(**{**settings, **own, **weights}), engines=engines)
 
 

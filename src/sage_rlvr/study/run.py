@@ -41,18 +41,24 @@ def run_study(
     watch: Callable[[Study, Path], None] | None = None,
     only: str = "*",
     admit: Callable[[int], bool] | None = None,
+    engine: str = "trl",
 ) -> tuple[Study, list[str]]:
     """Runs what is missing, seed by seed, so that a study cut short has every variant at the seeds it has, and within a seed
     those first that took longest at others, so that none is left alone at the end; answers the study and the runs that
     failed. ``watch`` is called about twice a second; ``only`` is a pattern of runs, as in "grpo*-s0"; ``admit``, told how many
-    run already, says whether one more may start now."""
+    run already, says whether one more may start now. ``engine``: trl or verl, which trains."""
     study, out = load_study(source), Path(out)
+    if engine == "verl":
+        from sage_rlvr.study import verl
+
+        verl.check(study)
+        jobs = jobs or 1  # each takes all GPUs
     with lock.held(out / LOCK):
         open_folder(study, out)
         took = _took(study, out)
         order = sorted(study.runs()[1:], key=lambda run: _turn(study, run, took))
         missing = _unfinished(out, ["base", *(run for run in order if fnmatch(run, only))])
-        return study, _run(study, out, missing, jobs or default_jobs(), watch, admit)
+        return study, _run(study, out, missing, jobs or default_jobs(), engine, watch, admit)
 
 
 def _took(study: Study, out: Path) -> dict[str, float]:
@@ -76,8 +82,8 @@ def _unfinished(out: Path, runs: list[str]) -> list[str]:
 
 
 def _run(
-    study: Study, out: Path, runs: list[str], jobs: int, watch: Callable[[Study, Path], None] | None = None,
-    admit: Callable[[int], bool] | None = None,
+    study: Study, out: Path, runs: list[str], jobs: int, engine: str, watch: Callable[[Study, Path], None] | None,
+    admit: Callable[[int], bool] | None,
 ) -> list[str]:  # fmt: skip
     waiting = list(runs)
     running: dict[str, subprocess.Popen[bytes]] = {}
@@ -97,7 +103,7 @@ def _run(
                 elif admit is None or admit(len(running)):
                     waiting.remove(run)
                     slots[run] = min(set(range(jobs)) - {slots[r] for r in running})
-                    running[run] = _start(out, run, slots[run], jobs)
+                    running[run] = _start(out, run, slots[run], jobs, engine)
             for run, process in list(running.items()):
                 if process.poll() is not None:
                     del running[run]
@@ -134,18 +140,18 @@ def _end(running: list[subprocess.Popen[bytes]]) -> None:
             raise
 
 
-def _start(out: Path, run: str, slot: int, jobs: int) -> subprocess.Popen[bytes]:
+def _start(out: Path, run: str, slot: int, jobs: int, engine: str) -> subprocess.Popen[bytes]:
     """A process of its own. In a session of its own: a terminal's Ctrl-C reaches the study alone, which lets the runs save."""
     import torch
 
     (out / run).mkdir(parents=True, exist_ok=True)
     share = str(max(1, (os.cpu_count() or 1) // jobs))  # of the cores: else each run takes all
     env = {"OMP_NUM_THREADS": share, **os.environ}
-    if (gpus := torch.cuda.device_count()) > 1:
+    if (gpus := torch.cuda.device_count()) > 1 and (engine, jobs) != ("verl", 1):
         env["CUDA_VISIBLE_DEVICES"] = str(slot % gpus)
     with (out / run / LOG).open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "sage_rlvr.study.job", str(out), run], env=env, start_new_session=True,
+            [sys.executable, "-P", "-m", "sage_rlvr.study.job", str(out), run, engine], env=env, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip
 

@@ -193,7 +193,7 @@ def own_task(
     if not problems:
         raise UserError(f"{data.name} has no row that can be used: every row needs {needs}.")
     if skipped:
-        print(f"{data.name}: {len(skipped):,} rows are left out, they need {needs}: {', '.join(skipped[:5])}")
+        print(f"{data.name}: {len(skipped):,} left out, as every row needs {needs}: {', '.join(skipped[:5])}")
     _one_type(data)
     splits = _held_out(data.name, problems, holdout) if holdout else {"train": problems, "test": problems}
     _OWN[data.name] = data

@@ -81,10 +81,7 @@ class RewardGuard(TrainerCallback):
         saved = self._save()
         if failed is not None and failed.__cause__ is not None and _ours(failed.func):
             raise failed.__cause__  # our fault, so with its traceback
-        raise UserError(
-            f"{next(filter(None, reasons))}; {saved}. Fix it and run again with the same output_dir (in Python: "
-            "trainer.train(resume_from_checkpoint=True)): it goes on from there."
-        ) from (failed and failed.__cause__)
+        raise UserError(f"{next(filter(None, reasons))}; {saved}.") from (failed and failed.__cause__)
 
     # ---- calls and their limit -------------------------------------------------------------------------------------
 
@@ -186,12 +183,13 @@ class RewardGuard(TrainerCallback):
         trainer, at = self.trainer, self._boundary
         step = trainer.state.global_step
         if step == 0:
-            return "no step was finished, so there is nothing to save"
+            return "no step was finished, so there is nothing to save. Fix it and run again"
         folder = Path(trainer.args.output_dir, f"checkpoint-{step}")
+        go_on = "Fix it and run the same command again (in Python: trainer.train(resume_from_checkpoint=True))"
         if self._saved == step:
-            return f"{folder} has every finished step"
+            return f"{folder} has every finished step. {go_on}"
         if at is None or at["step"] != trainer._step:  # inside an optimizer step that takes several rollout batches
-            return f"the latest checkpoint in {trainer.args.output_dir} stands"
+            return f"the latest checkpoint in {trainer.args.output_dir} stands. {go_on}"
         trainer.state.num_input_tokens_seen = at["tokens"]
         if trainer._stream is not None:
             trainer._stream.position = at["stream"]
@@ -200,7 +198,7 @@ class RewardGuard(TrainerCallback):
             trainer._metrics["train"].update(at["metrics"])
         at["restore"]()
         trainer._save_checkpoint(trainer.model, None)
-        return f"a checkpoint of step {step} is saved in {folder}"
+        return f"a checkpoint of step {step} is saved in {folder}. {go_on}"
 
 
 def _ours(func: Any) -> bool:
