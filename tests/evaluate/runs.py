@@ -15,6 +15,7 @@ KINDS = {  # letter → (answer, verdict, finish)
     "T": (None, 1.0, "length"),  # the same, and a scorer that should have known
     "l": ("7", 1.0, "length"),  # cut off after it
     "e": (None, 0.0, "error"),
+    "~": ("6", 0.5, "stop"),  # a scorer that gives a part of a point
     "?": ("7", None, "stop"),
 }  # "." is a sample that is not there
 

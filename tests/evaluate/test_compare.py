@@ -76,6 +76,14 @@ def test_better_than_one_is_not_better_than_all(tmp_path):
     assert not any(row.cells["t"][1].bold for row in compare([a, b, tie]).rows)
 
 
+def test_the_best_on_average_is_by_tasks_not_by_problems(tmp_path):
+    """Much better on a small task, a little worse on a large one: each task weighs the same."""
+    small, large = [f"p{i}" for i in range(4)], [f"q{i}" for i in range(40)]
+    a = make_run(tmp_path / "a", {"s": {p: ["11111111"] for p in small}, "l": {q: ["11110000"] for q in large}})
+    b = make_run(tmp_path / "b", {"s": {p: ["00000000"] for p in small}, "l": {q: ["11111000"] for q in large}})
+    assert [row.cells[AVERAGE][1].bold for row in compare([a, b]).rows] == [True, False]
+
+
 def test_false_bolds_are_as_rare_as_the_level_says():
     """Two equal models, 400 times: a bold in 5% of them (2.5 to 8%), one chance in 40 for each side."""
     rng, bolds = np.random.default_rng(0), 0

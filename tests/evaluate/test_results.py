@@ -138,6 +138,17 @@ def test_incomplete_cells_are_named_and_not_averaged(tmp_path):
         results(make_run(tmp_path / "y", {"a": {"p": ["1.11"]}}))
 
 
+def test_a_part_of_a_point_is_not_right(tmp_path):
+    found = results(make_run(tmp_path / "x", {"a": {"p": ["1~~0"], "q": ["~~~~"]}}), resamples=50).tasks["a"]
+    assert found.pass_at[1].value == pytest.approx(1 / 8)
+
+
+def test_distinct_right_answers_are_of_whole_seeds(tmp_path):
+    words = {"p": ["1100", "1h1."], "q": ["1h00", "0000"]}
+    found = results(make_run(tmp_path / "x", {"a": words}), resamples=50).tasks["a"]
+    assert found.distinct_answers.value == pytest.approx(np.mean([1, (2 + 0) / 2])), "p: its first seed alone"
+
+
 def test_a_task_that_has_not_begun_is_said_and_the_rest_shown(tmp_path):
     r = results(make_run(tmp_path / "x", {**TASKS, "c": {"z": ["...."]}}), resamples=50)
     assert r.average.tasks == ["a", "b"]

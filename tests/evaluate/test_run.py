@@ -87,6 +87,7 @@ def test_a_truncated_completion_without_an_answer_is_wrong(whole):
         ("<SOLUTION>12", "length", False),  # perhaps 123 was meant
         (r"so \boxed{12} and on and", "length", True),
         (r"\boxed{7} no, <SOLUTION>12", "length", False),
+        ("<SOLUTION>7</SOLUTION> no, <SOLUTION>12", "length", False),
         ("the answer is 12", "length", False),
         ("the answer is 12", "stop", True),
     ],
