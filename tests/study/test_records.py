@@ -130,6 +130,19 @@ def test_records_are_read_as_the_folder_that_they_are_unpacked_into(folder, tmp_
     assert finished(here) is here
 
 
+@pytest.mark.parametrize("state", ["running", "interrupted", "failed"])
+def test_a_run_that_is_not_done_counts_nowhere(folder, tmp_path, state):
+    """Though its evaluation is there: a part of its samples would pass for all of them."""
+    run = list(finished_runs(folder))[-1]
+    status = json.loads((folder / run / STATUS).read_text())
+    write_whole(folder / run / STATUS, json.dumps(status | {"state": state}))
+    assert (folder / run / "eval").is_dir()
+    assert run not in finished_runs(folder)
+    assert run not in finished(folder).runs
+    assert pack(folder, tmp_path / "records") == 7
+    assert run not in read_records(tmp_path / "records").runs
+
+
 def test_the_base_travels_without_what_only_training_needs(folder, tmp_path):
     pack(folder, tmp_path / "records")
     unpack([tmp_path / "records"], tmp_path / "there")

@@ -88,6 +88,14 @@ def test_a_family_without_a_gain_is_last_and_never_confirmed(room):
     assert [row.name for row in rows] == ["maxrl", "signed"]
 
 
+def test_the_highest_lower_end_is_first_not_the_highest_mean(room):
+    study = load_study("hard")
+    gains = {"grpo_k3": None, "passk": Interval(0.05, -0.01, 0.11), "maxrl": Interval(0.02, 0.01, 0.03)}
+    families = lines(dict.fromkeys(gains, 0.0))
+    rows = room.families_of(study, families, {f: Frontier(f, {}, [], None, None, g, 5) for f, g in gains.items()})
+    assert [row.name for row in rows] == ["maxrl", "passk"]
+
+
 def test_the_confirmation_has_the_searchs_settings_and_base():
     """What is confirmed is what was found: the same arms, on problems and at seeds that the search never had."""
     search, confirm = load_study("hard"), load_study("hard_confirm")
