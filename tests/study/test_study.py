@@ -386,7 +386,7 @@ def test_a_run_gets_the_gpu_that_is_free(study_file, tmp_path, monkeypatch):
             polls[self.run] -= 1
             return 0 if polls[self.run] < 0 else None
 
-    def start(out, run, place, jobs):
+    def start(out, run, place, jobs, engine):
         places[run] = place
         return Process(run)
 

@@ -117,6 +117,16 @@ def test_a_python_without_verl_and_none_at_all(tmp_path, monkeypatch):
     monkeypatch.setenv(verl.PYTHON, sys.executable)
     with pytest.raises(UserError, match=r"verl is not ready in .*not installed.*docs/howto/verl.md"):
         verl.check(load_study(file))
+    python = tmp_path / "python"  # verl is there, and Math-Verify is not
+    python.write_text(
+        "#!/bin/sh\ncase $1 in -m) exit 0;; *) echo 'Traceback …' >&2; echo 'No module named X' >&2; exit 1;; esac\n"
+    )
+    python.chmod(0o755)
+    monkeypatch.setenv(verl.PYTHON, str(python))
+    verl.check(load_study(file))
+    file.write_text(file.read_text().replace("countdown-ltr", "gsm8k"))
+    with pytest.raises(UserError, match=r"verl is not ready in .*python \(No module named X\)"):
+        verl.check(load_study(file))
     monkeypatch.setenv(verl.PYTHON, str(tmp_path / "nowhere"))
     with pytest.raises(UserError, match=r"SAGE_VERL_PYTHON=.*nowhere cannot be started"):
         verl.check(load_study(file))

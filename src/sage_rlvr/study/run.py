@@ -58,7 +58,7 @@ def run_study(
         took = _took(study, out)
         order = sorted(study.runs()[1:], key=lambda run: _turn(study, run, took))
         missing = _unfinished(out, ["base", *(run for run in order if fnmatch(run, only))])
-        return study, _run(study, out, missing, jobs or default_jobs(), engine, watch, admit)
+        return study, _run(study, out, missing, jobs or default_jobs(), watch, admit, engine)
 
 
 def _took(study: Study, out: Path) -> dict[str, float]:
@@ -82,8 +82,8 @@ def _unfinished(out: Path, runs: list[str]) -> list[str]:
 
 
 def _run(
-    study: Study, out: Path, runs: list[str], jobs: int, engine: str, watch: Callable[[Study, Path], None] | None,
-    admit: Callable[[int], bool] | None,
+    study: Study, out: Path, runs: list[str], jobs: int, watch: Callable[[Study, Path], None] | None = None,
+    admit: Callable[[int], bool] | None = None, engine: str = "trl",
 ) -> list[str]:  # fmt: skip
     waiting = list(runs)
     running: dict[str, subprocess.Popen[bytes]] = {}
@@ -140,7 +140,7 @@ def _end(running: list[subprocess.Popen[bytes]]) -> None:
             raise
 
 
-def _start(out: Path, run: str, slot: int, jobs: int, engine: str) -> subprocess.Popen[bytes]:
+def _start(out: Path, run: str, slot: int, jobs: int, engine: str = "trl") -> subprocess.Popen[bytes]:
     """A process of its own. In a session of its own: a terminal's Ctrl-C reaches the study alone, which lets the runs save."""
     import torch
 

@@ -24,6 +24,7 @@ from sage_rlvr.processes import end_with_parent
 from sage_rlvr.provenance import made_with
 from sage_rlvr.runs import writer
 from sage_rlvr.study.plan import Study
+from sage_rlvr.tasks import get_task
 
 PYTHON = "SAGE_VERL_PYTHON"  # the Python that has verl; else the one that runs the study
 LOOK_S = 2.0
@@ -40,8 +41,9 @@ def python() -> str:
 
 
 def check(study: Study) -> None:
-    """Refuses, by name, the variants that verl cannot run as they are; then asks verl's Python whether the plug-in is there."""
+    """Refuses, by name, the variants that verl cannot run as they are; then asks verl's Python for what the runs need."""
     reasons: dict[str, list[str]] = {}
+    kinds = set()
     with TemporaryDirectory() as folder:
         for variant in study.variants:
             settings = study.settings_of(f"{variant}-s{study.seeds_of(variant)[0]}") | {"model_name_or_path": "base"}
@@ -49,19 +51,28 @@ def check(study: Study) -> None:
             recipe = Path(folder, "recipe.yaml")
             recipe.write_text(yaml.safe_dump(settings), encoding="utf-8")
             try:
-                on_verl.check(*parse(["--config", str(recipe), "--output_dir", folder]))
+                asked = parse(["--config", str(recipe), "--output_dir", folder])
+                on_verl.check(*asked)
+                kinds.add(get_task(asked[0].task).scorer)
             except UserError as e:
                 reasons.setdefault(str(e), []).append(variant)
     if reasons:
         named = "; ".join(f"{', '.join(variants)}: {why.rstrip('.')}" for why, variants in reasons.items())
         raise UserError(f"study {study.name} does not run on verl. {named}. Change these, or leave --engine out.")
+    _ask("-m", "sage_rlvr.doctor.verl")
+    if "math" in kinds:
+        _ask("-c", "import math_verify")  # its rewards are judged there
+
+
+def _ask(*words: str) -> None:
+    """verl's Python, called with these words, ends without an error."""
     try:
-        found = subprocess.run([python(), "-m", "sage_rlvr.doctor.verl"], capture_output=True, text=True)
+        found = subprocess.run([python(), *words], capture_output=True, text=True)
     except OSError as e:
         raise UserError(f"{PYTHON}={python()} cannot be started ({e.strerror}): name the Python that has verl.") from e
     if found.returncode:
         wrong = [line.removeprefix("FAIL").strip() for line in found.stdout.splitlines() if line.startswith("FAIL")]
-        said = (wrong or found.stderr.strip().splitlines() or ["it said nothing"])[0]
+        said = (wrong or found.stderr.strip().splitlines() or ["it said nothing"])[0 if wrong else -1]
         raise UserError(
             f"verl is not ready in {python()} ({said}): install it as docs/howto/verl.md says, and name its Python, "
             f"{PYTHON}=…/bin/python."
@@ -84,7 +95,8 @@ def train(recipe: Path, earlier: Sequence[int], go_on: str) -> Path:
             record = {"settings": settings, **made_with()}
             write_whole(folder / RECORD, json.dumps({**record, "finished": False}, indent=1) + "\n")
             longest = on_verl.write_inputs(run, args, start, folder)
-            _run(on_verl.overrides(run, args, model_args, folder, start, longest, _gpus()), folder, go_on)
+            if args.max_steps not in _steps(folder):
+                _run(on_verl.overrides(run, args, model_args, folder, start, longest, _gpus()), folder, go_on)
             if args.max_steps not in _steps(folder):
                 raise Failed(f"verl ended before step {args.max_steps}, and without an error; see its log.")
             for step in (*earlier, args.max_steps):
