@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.slow import but_few
+
+from . import forking
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks/gpu"))
@@ -70,6 +73,7 @@ def test_the_gpu_script_refuses_a_part_it_does_not_have(tmp_path, monkeypatch, c
 @pytest.mark.slow
 def test_the_whole_step_runs_small_and_its_phases_add_up(tmp_path, monkeypatch):
     out = tmp_path / "new" / "whole.json"
+    monkeypatch.setattr(subprocess, "run", forking.run)
     script(monkeypatch, "--tiny", "--steps", "2", "--our_tokens", "200", "--out", str(out), name="whole_step.py")
     found = json.loads(out.read_text())
     assert found["measurement"] is False

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import subprocess
 import sys
 from collections import Counter
 from copy import deepcopy
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from . import forking
 
 GPU = Path(__file__).parents[2] / "benchmarks/gpu"
 sys.path.append(str(GPU))
@@ -78,6 +81,7 @@ def test_the_comparison_runs_small(tmp_path, monkeypatch):
     out = tmp_path / "r.json"
     flags = ["--tiny", "--ways", "static", "lockstep", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", ["rollouts.py", *flags])
+    monkeypatch.setattr(subprocess, "run", forking.run)
     runpy.run_path(str(GPU / "rollouts.py"), run_name="__main__")
     ways = json.loads(out.read_text())["ways"]
     assert ways.keys() == {"static", "lockstep"}
