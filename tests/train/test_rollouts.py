@@ -98,8 +98,14 @@ def odd_reward(prompts, completions, **kwargs):
 
 
 @pytest.mark.parametrize("rounds", [1, 8])
-def test_dynamic_sampling_draws_new_prompts_for_flat_groups(folder, tmp_path, rounds):
-    seen = []
+def test_dynamic_sampling_draws_new_prompts_for_flat_groups(folder, tmp_path, rounds, monkeypatch):
+    seen, flat, exchange = [], [], rollouts.exchange_flat_groups
+
+    def exchanged(trainer, output):
+        flat.append(int(trainer.credit.flat(output).sum()))
+        return exchange(trainer, output)
+
+    monkeypatch.setattr(rollouts, "exchange_flat_groups", exchanged)
 
     class Spy(SAGETrainer):
         def _generate_and_score_completions(self, inputs):
@@ -110,6 +116,7 @@ def test_dynamic_sampling_draws_new_prompts_for_flat_groups(folder, tmp_path, ro
     options = {"dynamic_sampling": rounds, "per_device_train_batch_size": 24, "max_steps": 3}
     trainer = build(folder, tmp_path, Spy, reward=odd_reward, **options)
     trainer.train()
+    assert trainer._stream.seed == trainer.args.seed == 7
     tok, left = trainer.processing_class, 0
     for output, metrics in seen:
         prompts = tok.batch_decode(output["prompt_ids"], skip_special_tokens=True)
@@ -129,6 +136,8 @@ def test_dynamic_sampling_draws_new_prompts_for_flat_groups(folder, tmp_path, ro
     counted = sum(m["sage/flat_groups_left"] for _, m in seen)
     assert counted == left
     assert sum(m["sage/resampled_groups"] for _, m in seen) > 0
+    for before, (_, m) in zip(flat, seen, strict=True):  # a flat group is no gain in place of a flat one
+        assert m["sage/resampled_groups"] == before - m["sage/flat_groups_left"]
     assert (left == 0) if rounds == 8 else (left > 0)
     history = [h for h in trainer.state.log_history if "reward" in h]
     assert all(h["reward"] <= 0.5 for h in history), "extra rounds are not steps of their own"

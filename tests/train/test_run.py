@@ -254,6 +254,14 @@ def test_a_generated_task_has_as_many_rows_as_are_asked_for():
     assert len({(tuple(sorted(p.meta["numbers"])), p.meta["target"]) for p in found}) == 1100
 
 
+def test_rows_are_counted_after_decontamination(tmp_path, monkeypatch):
+    lines = [json.dumps({"question": f"what is 1 and {i}", "answer": f"#### {i + 1}"}) for i in range(4)]
+    (tmp_path / "gsm8k_train.jsonl").write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr(data, "_decontaminated", lambda run, loaded: loaded[1:])
+    settings = run.RunArguments(task="gsm8k", data_dir=str(tmp_path), rows=2)
+    assert [problem.question for problem in data.candidates(settings)] == ["what is 1 and 1", "what is 1 and 2"]
+
+
 def test_a_task_whose_first_split_is_test_trains_on_its_train_split(tmp_path):
     row = {"quiz": "Ann says: Bo is a liar.", "names": ["Ann", "Bo"], "solution": [True, False]}
     for people in range(3, 9):
