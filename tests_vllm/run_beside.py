@@ -1,5 +1,6 @@
-"""A training whose engine starts at the same moment as another's: python -m tests_vllm.run_beside BASE OUT MEETING NAME"""
+"""Two trainings, a process each, whose engines start at the same moment: python -m tests_vllm.run_beside BASE OUT MEETING"""
 
+import multiprocessing as mp
 import sys
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ from vllm import _custom_ops
 from tests_vllm import test_colocate
 
 
-def main(base, out, meeting, name):
+def train(base, out, meeting, name):
     def together(**arguments):
         """TRL has chosen the port by now."""
         Path(meeting, name).touch()
@@ -24,7 +25,18 @@ def main(base, out, meeting, name):
     vllm_generation.LLM = together
     made = test_colocate.trainer(base, out, max_steps=1)
     made.train()
-    print(test_colocate.logged(made)[0]["sampling/sampling_logp_difference/max"])
+    print("apart:", test_colocate.logged(made)[0]["sampling/sampling_logp_difference/max"])
+
+
+def main(base, out, meeting):
+    """Forked once all is imported, which takes longer than the rest."""
+    fork, names = mp.get_context("fork"), ("one", "other")
+    both = [fork.Process(target=train, args=(base, str(Path(out, name)), meeting, name)) for name in names]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join()
+    sys.exit(any(process.exitcode for process in both))
 
 
 if __name__ == "__main__":

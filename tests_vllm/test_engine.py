@@ -1,10 +1,14 @@
 """The engine that evaluates, against transformers: tokens, log-probs, adapters, seeds, stop strings, a run that ends early."""
 
+import os
 import shutil
+import signal
+import time
 from copy import copy
 from dataclasses import replace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,22 +20,26 @@ from sage_rlvr.evaluate import vllm_backend
 from sage_rlvr.evaluate.backends import choose, make_backend
 from sage_rlvr.evaluate.sampling import Request, Sampling
 from sage_rlvr.evaluate.transformers_backend import TransformersBackend
+from sage_rlvr.evaluate.vllm_backend import VllmBackend
 from sage_rlvr.models import load_model, load_tokenizer, vllm_logprobs
 from tests.models import tiny
 
 from .small import PROMPTS, blocks, logprob, requests, run
 
 EOS, CACHE_GIB = 1, 0.25
+HOW = Sampling(max_tokens=40)  # which the engines are made for; a test sets its own
+
+
+def wearing(latest, base, adapter):
+    """As an evaluation of that adapter asks for an engine, once there is a latest one."""
+    more = {"dtype": "float32", "kv_cache_gib": CACHE_GIB, "latest": latest}
+    return make_backend("vllm", base, adapter, load_tokenizer(base), HOW, 32, **more)
 
 
 @pytest.fixture(scope="module")
 def engines(base, adapter):
     """adapted → how → a backend; two engines in all, a start takes a while."""
-    how, tokenizer = Sampling(max_tokens=40), load_tokenizer(base)
-    made = {
-        adapted: make_backend("vllm", base, own, tokenizer, how, 32, dtype="float32", kv_cache_gib=CACHE_GIB)
-        for adapted, own in ((False, None), (True, adapter))
-    }
+    made = {adapted: wearing(None, base, own) for adapted, own in ((False, None), (True, adapter))}
     for backend in made.values():  # as on a GPU: what our scheduler sends crosses from process to process
         assert isinstance(backend.engine.llm.llm_engine.engine_core, SyncMPClient)
 
@@ -65,30 +73,22 @@ def test_greedy_tokens_and_their_log_probs_are_transformers(engines, base, adapt
         assert any(plain[row].token_ids != got[row].token_ids for row in rows), "the adapter counts"
 
 
-def test_one_engine_samples_several_adapters(base, adapter, tmp_path):
+def test_one_engine_samples_several_adapters(engines, base, adapter, tmp_path):
     """Each as transformers does, whatever was worn before, the first one again included: prefixes are cached by adapter. Another
     length or model is another engine's work."""
     how, rows, tokenizer = Sampling(temperature=0, max_tokens=24), requests(base, len(PROMPTS)), load_tokenizer(base)
     other = str(tiny.save_adapter(tmp_path / "other", base, seed=2))
-    engine = {"dtype": "float32", "kv_cache_gib": CACHE_GIB}
-    first = backend = make_backend("vllm", base, adapter, tokenizer, how, 32, **engine)
-    try:
-        said = []
-        for own in (adapter, other, adapter):
-            backend = make_backend("vllm", base, own, tokenizer, how, 32, **engine, latest=backend)
-            assert backend is first
-            got = run(backend, rows)
-            wanted = run(
-                TransformersBackend(load_model(base, own, dtype="float32"), tokenizer, how, 4, static=False), rows
-            )
-            assert [got[row].token_ids for row in rows] == [wanted[row].token_ids for row in rows]
-            said.append([got[row].text for row in rows])
-        assert said[0] == said[2] != said[1]
-        settings = backend.settings
-        for different in (replace(settings, context=1), replace(settings, model="m"), replace(settings, adapter=None)):
-            assert not backend.takes(different, backend.gpus)
-    finally:
-        backend.close()
+    first, said = engines(True, how), []
+    for own in (adapter, other, adapter):
+        assert wearing(first, base, own) is first
+        got = run(first, rows)
+        wanted = run(TransformersBackend(load_model(base, own, dtype="float32"), tokenizer, how, 4, static=False), rows)
+        assert [got[row].token_ids for row in rows] == [wanted[row].token_ids for row in rows]
+        said.append([got[row].text for row in rows])
+    assert said[0] == said[2] != said[1]
+    settings = first.settings
+    for different in (replace(settings, context=1), replace(settings, model="m"), replace(settings, adapter=None)):
+        assert not first.takes(different, first.gpus)
 
 
 def test_samples_of_an_adapter(engines, base, adapter):
@@ -107,24 +107,6 @@ def test_samples_of_an_adapter(engines, base, adapter):
     long, again = ({tuple(g.token_ids) for g in run.values() if len(g.token_ids) > 9} for run in (got, others))
     assert len(long) > 9
     assert not long & again
-
-
-def test_log_probs_that_are_not_numbers_come_back_as_such(base, adapter, tmp_path):
-    """Whoever stores samples then sees that something is broken: its tokens alone would only look wrong. An engine of its
-    own, for what is not a number stays in an engine's cache."""
-    broken = shutil.copytree(adapter, tmp_path / "broken")
-    weights = load_file(broken / "adapter_model.safetensors")
-    save_file(
-        {name: torch.full_like(w, torch.nan) for name, w in weights.items()}, broken / "adapter_model.safetensors"
-    )
-    how = Sampling(max_tokens=8)
-    backend = make_backend(
-        "vllm", base, str(broken), load_tokenizer(base), how, 32, dtype="float32", kv_cache_gib=CACHE_GIB
-    )
-    try:
-        assert all(np.isnan(g.logprob) for g in run(backend, requests(base, 4)).values())
-    finally:
-        backend.close()
 
 
 def test_log_probs_that_do_not_come_end_the_evaluation(engines, base, monkeypatch):
@@ -208,3 +190,59 @@ def test_a_rank_that_vllm_has_no_kernel_for_is_refused(engines, base):
     settings = replace(engines(True, Sampling()).engine.settings, adapter_rank=1024)
     with pytest.raises(UserError, match="rank 1024, and vLLM serves up to 512: merge it first"):
         vllm_backend.Engine(settings)
+
+
+def _engines(worker):
+    """Its engine, once all of its processes bear vLLM's name."""
+    found = worker.children(recursive=True)
+    return found if {engine.name().split(":")[0] for engine in found} == {"VLLM"} else []
+
+
+def test_two_engines_on_one_gpu_give_the_samples_of_one_and_one_that_is_killed_is_named(engines, base, monkeypatch):
+    """A process each, with an engine in processes of vLLM's own, of which none stays behind."""
+    made, eager, how = [], (("enforce_eager", True),), Sampling(temperature=1.0, min_p=0.0, max_tokens=12)
+    monkeypatch.setattr(
+        vllm_backend,
+        "VllmBackend",
+        lambda own, gpus: made.append(own) or VllmBackend(replace(own, more=own.more + eager), gpus),
+    )
+    memory = {"gpu_memory_utilization": 0.8, "kv_cache_gib": 0.125, "engines_per_gpu": 2}
+    several = make_backend("vllm", base, None, load_tokenizer(base), how, 32, dtype="float32", **memory)
+    try:
+        workers = [psutil.Process(process.pid) for process in several.workers.processes]
+        assert len(workers) == 2
+        assert made[0].gpu_memory_utilization == 0.4
+        monkeypatch.setattr(vllm_backend, "HANDED", 5)
+        rows = requests(base, 40)
+        wanted, got = run(engines(False, how), rows), {}
+        sampled = several.generate(iter(requests(base, 40_000)))
+        while not set(rows) <= got.keys():
+            got |= {g.request: g for g in next(sampled)}
+        for row in rows:
+            assert got[row].token_ids == wanted[row].token_ids
+            assert got[row].logprob == pytest.approx(wanted[row].logprob, abs=1e-3)
+        give_up = time.monotonic() + 1200  # these samples may all be of one engine while the other is still starting
+        while not all(up := [_engines(worker) for worker in workers]) and time.monotonic() < give_up:
+            time.sleep(0.1)
+        processes = up[0] + up[1]
+        assert all(up), "both have an engine, a process of vLLM's own"
+        os.kill(workers[1].pid, signal.SIGKILL)
+        with pytest.raises(Failed, match=r"vllm-gpucpu died with exit code -9; what was sampled before stays"):
+            for _ in sampled:
+                pass
+    finally:
+        several.close()  # the other, in the middle of its work
+    assert not psutil.wait_procs(processes, timeout=1200)[1], "their GPUs would stay taken"
+
+
+def test_log_probs_that_are_not_numbers_come_back_as_such(engines, base, adapter, tmp_path):
+    """Whoever stores samples then sees that something is broken: its tokens alone would only look wrong. The last that is asked
+    of that engine, for what is not a number stays in an engine's cache."""
+    broken = shutil.copytree(adapter, tmp_path / "broken")
+    weights = load_file(broken / "adapter_model.safetensors")
+    save_file(
+        {name: torch.full_like(w, torch.nan) for name, w in weights.items()}, broken / "adapter_model.safetensors"
+    )
+    backend = engines(True, Sampling(max_tokens=8))
+    assert wearing(backend, base, str(broken)) is backend
+    assert all(np.isnan(g.logprob) for g in run(backend, requests(base, 4)).values())
