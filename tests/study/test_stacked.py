@@ -2,12 +2,15 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 
 from benchmarks.gpu.records import pack, unpack
@@ -20,6 +23,7 @@ from sage_rlvr.study.plan import load_study
 from sage_rlvr.study.read import read_planes, read_runs, study_rows
 from sage_rlvr.study.run import _unfinished, finished_runs
 from sage_rlvr.study.stacked import run_stacked
+from sage_rlvr.tasks import load_task
 from tests.forked import Started
 
 STUDY = {
@@ -90,6 +94,44 @@ def test_trained_weights_are_a_model_that_answers_as_it_was_counted(done):
     assert abs(theirs.tokens.sum() / theirs.totals.sum() - mine.tokens.sum() / mine.totals.sum()) < 0.3
     p, q = theirs.rights.sum() / theirs.totals.sum(), mine.rights.sum() / mine.totals.sum()
     assert abs(p - q) < 4 * (q * (1 - q) * (1 / theirs.totals.sum() + 1 / mine.totals.sum())) ** 0.5 + 0.01
+
+
+def test_it_trains_on_the_training_problems(done, tmp_path, monkeypatch):
+    """Of one run, up to its first step: with those of the evaluation a study would be better than it is."""
+
+    class Begun(Exception):
+        pass
+
+    def begun(runs, stack, base, world, problems, at):
+        raise Begun(problems)
+
+    study, out = done
+    monkeypatch.setattr(stacked, "train", begun)
+    engine = stacked._Engine(study, shutil.copytree(out, tmp_path / "out"), lambda study, out: None)
+    with pytest.raises(Begun) as said:
+        engine.run(["branch-s0"])
+    trained = [p.id for p in said.value.args[0].all]
+    assert trained == [p.id for p in load_task("countdown-ltr-3", limit=60, split="train")]
+    assert not {*trained} & {p.id for p in engine.tests["countdown-ltr-3"][1].all}
+
+
+def test_each_run_of_a_stack_has_its_own_weights_and_counts(done, tmp_path, monkeypatch):
+    study, out = done
+    one, other = ((out / run / "train" / "model.safetensors").read_bytes() for run in ("grpo+beta0.05-s0", "branch-s0"))
+    assert one != other, "the two were one stack"
+    engine = stacked._Engine(study, shutil.copytree(out, tmp_path / "out"), lambda study, out: None)
+    monkeypatch.setattr(stacked, "measure", lambda *_: SimpleNamespace(cells=lambda r: r))
+    engine._measure(None, ["first", "second"])
+    found = [json.loads((engine.out / run / "eval" / "counts.json").read_text()) for run in ("first", "second")]
+    assert [(counts["run"], counts["tasks"]["countdown-ltr-3"]) for counts in found] == [("first", 0), ("second", 1)]
+
+
+def test_the_next_stack_starts_from_the_base_again(done, tmp_path):
+    study, out = done
+    engine = stacked._Engine(study, shutil.copytree(out, tmp_path / "out"), lambda study, out: None)
+    before = {name: x.clone() for name, x in engine.model.state_dict().items()}
+    engine.run(["branch-s0"])
+    assert all(torch.equal(x, before[name]) for name, x in engine.model.state_dict().items())
 
 
 def test_what_is_done_stays_and_the_other_engine_would_leave_it(done, tmp_path):
