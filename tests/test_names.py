@@ -166,6 +166,19 @@ def test_every_slip_of_a_known_name_finds_it():
                     assert name in found or alike[0] >= alike[1], slip
 
 
+def test_what_other_trainers_call_it_is_understood():
+    for theirs, ours, known in (
+        ("lr", "learning_rate", ["lora_r", "learning_rate"]),
+        ("--group-size", "num_generations", ["warmup_steps", "num_generations"]),
+        ("max_new_tokens", "max_tokens", ["max_tokens", "max_steps"]),
+    ):
+        assert closest(theirs, known) == [ours]
+    assert closest("lr", ["lora_r", "limit"]) != ["learning_rate"], "only where it is known"
+    code, _, err = said_by(["eval", "--model", "m", "--task", "amc23", "--out", "o", "--samples", "3"])
+    assert code == 2
+    assert "--n" in err
+
+
 # ---- cards ---------------------------------------------------------------------------------------------------------
 
 

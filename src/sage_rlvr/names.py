@@ -11,6 +11,14 @@ FIELDS = {"model": "model_name_or_path", "out": "output_dir", "max_tokens": "max
 # the names that still work → the name --help shows
 OLD = {field: name for name, field in FIELDS.items()} | {"tasks": "task"}
 
+# what other trainers call it → what is called so here
+ELSEWHERE = {
+    "lr": "learning_rate", "group_size": "num_generations", "rollouts": "num_generations", "samples": "n", "steps": "max_steps",
+    "epochs": "num_train_epochs", "batch_size": "per_device_train_batch_size", "kl_coef": "beta", "kl_loss_coef": "beta",
+    "max_new_tokens": "max_tokens", "max_response_length": "max_tokens", "data": "dataset", "reward_func": "reward",
+    "rank": "lora_r", "clip_ratio": "epsilon", "output": "out",
+}  # fmt: skip
+
 
 def near(name: str, known: Iterable[str]) -> str:
     """The end of an error sentence: the names most like this one, or all of them."""
@@ -22,6 +30,9 @@ def near(name: str, known: Iterable[str]) -> str:
 def closest(name: str, known: Iterable[str]) -> list[str]:
     """At most three of the known names: those that begin so and those that a slip makes of it, else the most alike."""
     spelled, asked = {str(k).lower(): str(k) for k in known}, str(name).lower()
+    here = ELSEWHERE.get(asked.lstrip("-").replace("-", "_"))
+    if meant := [shown for name, shown in spelled.items() if name.lstrip("-") == here]:
+        return meant
     begin = [k for k in spelled if k.startswith(asked) and len(asked) > 2]
     sure = list(dict.fromkeys([*begin[:2], *difflib.get_close_matches(asked, spelled, n=3, cutoff=0.8)]))[:3]
     return [spelled[k] for k in sure or difflib.get_close_matches(asked, spelled, n=3, cutoff=0.5)]

@@ -176,6 +176,15 @@ def test_a_hub_model_out_of_reach_says_the_way_out(load, monkeypatch):
     assert "is not in the local cache and the Hub is out of reach: go online" in one_sentence(error)
 
 
+def test_a_mistyped_folder_out_of_reach_is_said_to_be_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(UserError) as error:
+        load_model("runs/nothere")
+    assert "there is no model runs/nothere in runs, and the Hub is out of reach" in one_sentence(error)
+
+
 CODE = """
 from pathlib import Path
 Path({marker!r}).touch()

@@ -75,6 +75,21 @@ def test_a_guide_that_pays_for_rambling_is_named_once_before_all_is_lost(folder,
         assert any(isinstance(c, PaidToRamble) for c in trainer.callback_handler.callbacks) is watched
 
 
+@pytest.mark.parametrize(("paid", "said"), [(lambda step: 0.0, 1), (lambda step: float(step == 3), 0)])
+def test_rewards_that_never_differ_are_named_once(folder, tmp_path, capsys, paid, said):
+    """Twenty steps without one right completion; where one group of the first twenty steps differs, nothing is said."""
+    calls = []
+
+    def reward(completions, **columns):
+        calls.append(1)
+        return [paid(len(calls)) * (i % 2) for i in range(len(completions))]
+
+    build(folder, tmp_path, max_steps=22, reward=reward, guide="none", logging_steps=1).train()
+    printed = capsys.readouterr().out
+    assert printed.count("in all 20 steps every group had equal rewards (mean 0)") == said, printed
+    assert printed.count("every group had equal rewards") == said
+
+
 def test_metrics_against_plain_arithmetic(folder, tmp_path):
     seen = []
 

@@ -172,6 +172,10 @@ def _explained(source: str, e: Exception) -> UserError | Exception:
     if led_by(hub.GatedRepoError) or "gated repo" in text:
         return UserError(f"{source} is gated on the Hub: accept its terms there and run 'hf auth login'.")
     if led_by(hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled):
+        if Path(source).parent.is_dir() and Path(source).parent != Path():
+            return UserError(
+                f"there is no model {source} in {Path(source).parent}, and the Hub is out of reach: check the name."
+            )
         return UserError(
             f"{source} is not in the local cache and the Hub is out of reach: go online (unset HF_HUB_OFFLINE), or give "
             f"the folder of a copy."

@@ -271,7 +271,7 @@ _TASKS = (
     (FAR, _far, 500, "countdown-ltr out of distribution, within reach: 4 digits, targets of 100 to 199"),  # some 700 to test
     (FRESH, _fresh, 1000, "countdown-ltr problems that no other study has seen: what a search found is confirmed on them"),
     (HARD, generate_hard, 1000,
-     "countdown-ltr with room: 5 numbers of 1 to 20, targets of 200 to 999; test numbers are never trained on"),
+     "countdown-ltr, harder: 5 numbers of 1 to 20, targets of 200 to 999; test numbers are never trained on"),
     (HARD_FAR, _hard_far, 1000, "countdown-hard out of distribution: targets that end in 45 to 54, which it never has"),
     (HARD_FRESH, _hard_fresh, 1000, "countdown-hard problems that no search has seen: what one found is confirmed on them"),
 )  # fmt: skip

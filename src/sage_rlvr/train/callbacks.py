@@ -53,6 +53,28 @@ class PaidToRamble(WarnOnce):
     )
 
 
+class NothingToLearn(TrainerCallback):
+    """Says so where no group of the first steps had unequal rewards: then the policy term has no gradient."""
+
+    PATIENCE = 20  # steps
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.settled = state.global_step > 0  # a resumed run has learned something, or was told
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        flat = (logs or {}).get("frac_reward_zero_std")
+        if flat is None or self.settled:
+            return
+        late = state.global_step >= self.PATIENCE
+        self.settled = flat < 1 or late
+        if flat == 1 and late and state.is_world_process_zero:
+            print(
+                f"sage: in all {state.global_step} steps every group had equal rewards (mean {(logs or {})['reward']:.3g}), so "
+                "nothing was learned from them. Read some completions (--log_completions true), check the reward and the prompt "
+                "format, or take easier problems (docs: FAQ, The loss is 0)."
+            )
+
+
 CONSOLE = {  # metric → what the console calls it, and how it is written
     "reward": ("reward", ".3f"),
     "kl_ref": ("KL", ".2g"),

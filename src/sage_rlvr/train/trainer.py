@@ -34,7 +34,7 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.head import Head, covers, in_place
 from sage_rlvr.runs.describe import Banner, card
 from sage_rlvr.train import hidden, measure, microbatches, packing, rollouts, token_credit
-from sage_rlvr.train.callbacks import LogFile, OnPolicy, PaidToRamble, replace_progress
+from sage_rlvr.train.callbacks import LogFile, NothingToLearn, OnPolicy, PaidToRamble, replace_progress
 from sage_rlvr.train.casts import keep_inputs
 from sage_rlvr.train.colocated import engine_for, own_port
 from sage_rlvr.train.config import SAGEConfig
@@ -118,6 +118,7 @@ class SAGETrainer(GeneratingTrainer):
         self._anchor_reset = AnchorReset(self)
         self.add_callback(self._guard)
         self.add_callback(LogFile())
+        self.add_callback(NothingToLearn())
         if self.guide is None and self.num_iterations * args.steps_per_generation == args.gradient_accumulation_steps:
             self.add_callback(OnPolicy())
         if self.guide is not None and self.estimator == "k1-reward":
