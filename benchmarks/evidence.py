@@ -89,7 +89,7 @@ def verdicts(_: Path, facts: Facts) -> str | None:
 
 
 def room_families(_: Path, facts: Facts) -> str | None:
-    """All families of the miniature with room, over GRPO and over the low-rate control."""
+    """All families of the harder miniature, over GRPO and over the low-rate control."""
     hard = facts.get("hard", {})
     if "rows" not in hard or "far" not in hard:
         return None

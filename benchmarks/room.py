@@ -1,4 +1,4 @@
-"""The miniature with room: what its search says of each family, and which ones are confirmed (docs/protocols/hard.md).
+"""The harder miniature: what its search says of each family, and which ones are confirmed (docs/protocols/hard.md).
 
 A study is such a search if it names a primary measure and has no family called ``reference``. Its reference is GRPO with k3.
 """
@@ -123,7 +123,7 @@ def room_figure(stem: Path, facts: dict[str, Any]) -> Figure | None:
         legend(figure, axes)
         gains = ", ".join(f"{row.name} {shown(row.gain.gain, sign='+')}" for row in confirmed(facts["rows"]).values())
         told = (
-            f"Miniature with room: pass@{facts['n']} against pass@1, a point for each β. Gains over GRPO: {gains}. The base's "
+            f"Harder miniature: pass@{facts['n']} against pass@1, a point for each β. Gains over GRPO: {gains}. The base's "
             f"pass@{facts['n']} is {facts['base'][1]:.2f}, guessing has {facts['guess']:.2f}."
         )
         return save(figure, stem.with_name(FIGURE), told)

@@ -16,9 +16,11 @@ MORE = [
 ]  # fmt: skip
 
 if __name__ == "__main__":
+    given = os.environ.get("PYTHONPATH")
     from conftest import ENV
 
-    os.environ.update(ENV, VERL_USE_EXTERNAL_MODULES="cpu_platform,stand_in")
+    path = os.pathsep.join([ENV["PYTHONPATH"], *([given] if given else [])])
+    os.environ.update(ENV, VERL_USE_EXTERNAL_MODULES="cpu_platform,stand_in", PYTHONPATH=path)
     _, dash_m, module, *words = sys.argv
     assert dash_m == "-m"
     sys.argv = [module, *words, *(MORE if module == "verl.trainer.main_ppo" else [])]

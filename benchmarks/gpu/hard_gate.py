@@ -1,4 +1,4 @@
-"""Which base, problems, rate and length for the miniature with room: the gate of docs/protocols/hard.md, in stacks.
+"""Which base, problems, rate and length for the harder miniature: the gate of docs/protocols/hard.md, in stacks.
 
     python benchmarks/gpu/hard_gate.py --prepare        # on any machine: demonstrations, new weights
     python benchmarks/gpu/hard_gate.py
