@@ -40,13 +40,15 @@ class Distances:
     inert: dict[str, dict[str, float]]  # [row][guide]: distance between this guide's end and no guide's
 
 
-def distances(seed: int, progress: Progress) -> Distances:
+def distances(seed: int = 0, steps: int | None = None, progress: Progress | None = None) -> Distances:
+    steps = steps or STEPS
     world = random_world(seed)
     log_q = theory.held_log_q(world)
     arms = [Arm(e, q, credit, f"{row}|{g}") for row, (e, credit, _) in ROWS.items() for g, q in log_q.items()]
     target = {g: solutions.sage(world, theory.BETA, q) for g, q in log_q.items()}
-    bar = progress.add_task("descent under every estimator", total=STEPS)
-    ended = train(world, arms, theory.BETA, steps=STEPS, watch=lambda step, _: progress.update(bar, completed=step))
+    progress = progress or Progress(disable=True)
+    bar = progress.add_task("descent under every estimator", total=steps)
+    ended = train(world, arms, theory.BETA, steps=steps, watch=lambda step, _: progress.update(bar, completed=step))
     ends = dict(zip([a.label for a in arms], world.probs(ended)))
 
     def far(p: Tensor, q: Tensor) -> float:
@@ -79,7 +81,7 @@ def show(out: str, seed: int = 0) -> bool:
         raise UserError(f"--out {out}: cannot make the folder ({e.strerror}); name one you can write to.") from e
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        d = distances(seed, progress)
+        d = distances(seed, progress=progress)
         bar = progress.add_task("checking the theory", total=12)
         results = []
         for check in theory.checks(seed):
