@@ -134,6 +134,21 @@ def test_the_next_stack_starts_from_the_base_again(done, tmp_path):
     assert all(torch.equal(x, before[name]) for name, x in engine.model.state_dict().items())
 
 
+def test_a_run_that_diverges_is_failed_and_the_one_beside_it_done(tmp_path):
+    """At a rate of 1e30 every weight is infinite after a step."""
+    variants = {"wild": {"guide": "branch", "learning_rate": 1e30}, "grpo": {"beta": 0.05}}
+    evaluated = STUDY["evaluate"] | {"path": {}}
+    file = written(tmp_path, variants=variants, seeds=[0], evaluate=evaluated)
+    _, left = run_stacked(file, tmp_path / "out")
+    assert left == ["wild-s0"]
+    status = json.loads((tmp_path / "out" / "wild-s0" / "status.json").read_text())
+    assert status["state"] == "failed"
+    assert "a number was not finite at step" in status["error"]
+    assert not (tmp_path / "out" / "wild-s0" / "train" / "model.safetensors").exists(), "weights nobody should use"
+    assert set(finished_runs(tmp_path / "out")) == {"base", "grpo-s0"}
+    assert {row.variant for row in study_rows(tmp_path / "out")} == {"base", "grpo"}, "it counts nowhere"
+
+
 def test_what_is_done_stays_and_the_other_engine_would_leave_it(done, tmp_path):
     study, out = done
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.json")}
