@@ -1,11 +1,13 @@
 """The stack's passes against transformers' own Qwen2, each run with weights of its own."""
 
+from functools import partial
+
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from sage_rlvr.errors import UserError
-from sage_rlvr.stacked.model import Prompts, Shape, Stack
+from sage_rlvr.stacked.model import Prompts, Shape, Stack, compiled_layer
 from sage_rlvr.stacked.train import scored
 
 RUNS, GROUP, LONGEST, VOCAB = 3, 4, 6, 19
@@ -115,8 +117,11 @@ def test_flex_attention_sees_what_the_products_see():
         assert torch.allclose(a, b, atol=1e-5 * a.abs().max())
 
 
-@pytest.mark.slow  # a minute of compiling
-def test_compiled_layers_give_the_same():
+@pytest.mark.slow
+def test_compiled_layers_give_the_same(monkeypatch):
+    """Traced and differentiated as for a GPU; its kernels are a GPU's, and compiling those of a CPU takes a minute."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
+    compiled_layer.cache_clear()
     models = [small(seed) for seed in range(RUNS)]
     plain, compiled, prompts = stacked(models), stacked(models, compiled=True), padded_prompts()
     drawn = torch.rand(RUNS, 3, GROUP, LONGEST, generator=torch.Generator().manual_seed(8))
@@ -130,6 +135,7 @@ def test_compiled_layers_give_the_same():
         found.append([logps.detach(), *(w.grad for w in stack.weights.values())])
     for a, b in zip(*found, strict=True):
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-5 * a.abs().max())
+    compiled_layer.cache_clear()
 
 
 def test_what_else_is_in_the_stack_changes_no_sample():
