@@ -84,6 +84,11 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {**VLLM, "min_p": 0.01},
         {**VLLM, "vllm_kv_cache_gib": 0},
         {"vllm_kv_cache_gib": 3},
+        {"rollout_ahead": True},
+        {**VLLM, "rollout_ahead": True, "vllm_importance_sampling_correction": False},
+        {**VLLM, "rollout_ahead": True, "vllm_enable_sleep_mode": True},
+        {**VLLM, "rollout_ahead": True, "vllm_tensor_parallel_size": 2},
+        {**VLLM, "rollout_ahead": True, "dynamic_sampling": 1},
     ],
     "Kept answers": [
         {"keep_coef": 0.1},

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,41 @@ def test_the_sampler_has_the_policys_weights_at_every_step(base, tmp_path, peft,
         name = f"model.layers.{layer}.mlp.down_proj.weight"
         torch.testing.assert_close(theirs[name], own[name], rtol=0, atol=1e-6)
         assert (own[name] - start[name]).abs().max() > 1e-4, "training moved it"
+
+
+def test_a_batch_ahead_is_drawn_with_the_weights_of_one_batch_ago(base, tmp_path):
+    """By the engine, in a thread. Adapters of each step are kept, and the log-probs of a batch are those of the step before."""
+    made = trainer(base, tmp_path, rollout_ahead=True, max_steps=4, guide="none")
+    drawn, threads, weights, judged = made.vllm_generation.generate, [], [], []
+    made.vllm_generation.generate = lambda **asked: threads.append(threading.current_thread().name) or drawn(**asked)
+    make = made._generate_and_score_completions
+
+    def rollouts(inputs):
+        weights.append({n: p.detach().clone() for n, p in made.model.named_parameters() if p.requires_grad})
+        judged.append(make(inputs))
+        return judged[-1]
+
+    made._generate_and_score_completions = rollouts
+    made.train()
+    assert threads == ["MainThread", *["rollout_ahead"] * 3]
+    steps = logged(made)
+    apart = [step["sampling/sampling_logp_difference/max"] for step in steps]
+    assert apart[0] < 1e-3 < 1e-2 < min(apart[1:]), "the sampler is one step behind from the second batch on"
+    most = made.args.vllm_importance_sampling_clip_max
+    for k in (1, 2, 3):
+        batch = judged[k]  # the ratio is exp(current − sampler's): the sampler's are those of the last weights
+        current = batch["old_per_token_logps"]
+        sampled = current - batch["importance_sampling_ratio"].log()
+        for name, p in made.model.named_parameters():
+            if name in weights[k - 1]:
+                p.data.copy_(weights[k - 1][name])
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+        mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+        with torch.no_grad():
+            before = made._get_per_token_logps_and_entropies(made.model, ids, mask, batch["completion_ids"].size(1))[0]
+        inside = batch["completion_mask"].bool() & (batch["importance_sampling_ratio"] < most)
+        assert inside.float().sum() > 0.5 * batch["completion_mask"].sum()
+        torch.testing.assert_close(sampled[inside], before[inside], rtol=0, atol=1e-3)
 
 
 def test_the_base_is_not_merged_into(base, tmp_path):

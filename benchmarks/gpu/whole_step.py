@@ -1,4 +1,5 @@
-"""The whole training step with vLLM colocated, by phase: SAGETrainer beside TRL's GRPOTrainer, each in a process of its own.
+"""The whole training step with vLLM colocated, by phase: SAGETrainer beside TRL's GRPOTrainer, each in a process of its own; and
+SAGETrainer with ``rollout_ahead``, the step alone, since its phases overlap.
 
     python benchmarks/gpu/whole_step.py --their_micro 8 --out results/gpu/whole_step.json    # on one GPU
     python benchmarks/gpu/whole_step.py --tiny --out whole_step_tiny.json                    # a smoke test: CPU, no vLLM
@@ -69,6 +70,8 @@ def save_model(folder: Path, sizes: Sizes, device: str) -> None:
 class Phases(Watch):
     """The step's time by phase, each without those inside it; what no phase claims is the rest."""
 
+    whole = False  # the step alone is timed
+
     def start(self, warm: int) -> None:
         super().start(warm)
         self.steps: list[dict[str, float]] = []
@@ -81,6 +84,9 @@ class Phases(Watch):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        if self.whole:
+            yield
+            return
         self.turn()
         self.inside.append(name)
         yield
@@ -125,8 +131,9 @@ def watch_trainer(trainer: Any, watch: Phases) -> None:
 
 
 def one(who: str, folder: Path, sizes: Sizes, args: argparse.Namespace) -> dict[str, Any]:
-    """Trains ``who``, ours or theirs, and says where a step's time went."""
-    rng, micro = random.Random(0), sizes.rows if who == "ours" else args.their_micro
+    """Trains ``who``, ours, ahead or theirs, and says where a step's time went."""
+    mine = who != "theirs"
+    rng, micro = random.Random(0), sizes.rows if mine else args.their_micro
     common = {
         "output_dir": str(folder / who), "num_generations": GROUP, "max_completion_length": sizes.longest,
         "per_device_train_batch_size": micro, "gradient_accumulation_steps": sizes.rows // micro, "max_steps": WARM + args.steps,
@@ -137,11 +144,13 @@ def one(who: str, folder: Path, sizes: Sizes, args: argparse.Namespace) -> dict[
         "vllm_gpu_memory_utilization": 0.2, "vllm_max_model_length": sizes.prompts[1] + sizes.longest,
     }  # fmt: skip
     own = {"guide": "branch", "anchor_estimator": "k3", "fused_head": True, "tokens_per_microbatch": args.our_tokens}
+    own["rollout_ahead"] = who == "ahead"
     prompts = ["".join(rng.choices("0123456789", k=rng.randint(*sizes.prompts))) for _ in range(1024)]
     data = Dataset.from_dict({"prompt": prompts, "answer": ["3"] * len(prompts)})
     lora = LoraConfig(r=8, lora_alpha=16, target_modules=list(PROJECTIONS))
     watch = Phases("cpu" if args.tiny else "cuda")
-    cls, config = (SAGETrainer, SAGEConfig(**common, **own)) if who == "ours" else (GRPOTrainer, GRPOConfig(**common))
+    watch.whole = who == "ahead"
+    cls, config = (SAGETrainer, SAGEConfig(**common, **own)) if mine else (GRPOTrainer, GRPOConfig(**common))
     trainer = cls(str(folder), task_reward("math500", "plain"), config, data, peft_config=lora, callbacks=[watch])
     watch_trainer(trainer, watch)
     vllm = max(0, torch.cuda.memory_allocated() - sum(p.nbytes for p in trainer.model.parameters()))
@@ -154,7 +163,8 @@ def summary(steps: list[dict[str, float]]) -> dict[str, Any]:
     tokens = [step.pop("tokens") for step in steps]
     for step in steps:
         step["step"] = sum(step.values())
-        step["all but rollout"] = step["step"] - step["rollout"]
+        if "rollout" in step:
+            step["all but rollout"] = step["step"] - step["rollout"]
     ms = {name: statistics.median(step[name] for step in steps) for name in steps[0]}
     per_1k = {name: statistics.median(1e3 * step[name] / n for step, n in zip(steps, tokens)) for name in ms}
     return {"ms": ms, "per_1k": per_1k, "tokens": tokens, "steps": steps}
@@ -181,7 +191,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder), sizes, "cpu" if args.tiny else "cuda")
         torch.cuda.empty_cache()
-        for who in ("ours", "theirs"):
+        for who in ("ours", "theirs", *(["ahead"] * (not args.tiny))):  # the last needs vLLM
             part, log = Path(folder, f"{who}.json"), args.out.with_suffix(f".{who}.log")
             command = [sys.executable, __file__, *sys.argv[1:], "--out", str(part), "--one", who, folder]
             with log.open("w") as lines:
@@ -190,9 +200,12 @@ def main() -> None:
             if all("ms" in result.get(name, ()) for name in ("ours", "theirs")):
                 per_1k = result["ours"]["per_1k"]
                 result["theirs ÷ ours"] = {name: result["theirs"]["per_1k"][name] / per_1k[name] for name in per_1k}
+                if "ms" in result.get("ahead", ()):
+                    result["theirs ÷ ahead"] = result["theirs"]["per_1k"]["step"] / result["ahead"]["per_1k"]["step"]
             args.out.write_text(json.dumps(result, indent=1))
             print(who, json.dumps({k: v for k, v in result[who].items() if k != "steps"}, indent=1), flush=True)
-    print("theirs ÷ ours, per token:", result.get("theirs ÷ ours", "a trainer did not run, see its log"))
+    for ratio in ("theirs ÷ ours", "theirs ÷ ahead"):
+        print(f"{ratio}, per token:", result.get(ratio, "a trainer did not run, see its log"))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from sage_rlvr.launch.random_reward import RandomReward
 from sage_rlvr.runs.writer import same_everywhere
 from sage_rlvr.train import SAGEConfig, SAGETrainer
 
-from . import keeping, tiny
+from . import keeping, server, tiny
 
 
 def let_cpu_shard():
@@ -94,7 +94,9 @@ def run(model, out, rows, options):
     # the rows on a process times the number of processes is the same global batch
     args = tiny.config(SAGEConfig, out=out, per_device_train_batch_size=rows // world, **options)
     peft = LoraConfig(r=4, target_modules=["q_proj", "up_proj"], init_lora_weights="gaussian") if lora else None
-    rollouts = {} if sampled else {"rollout_func": tiny.given_rollouts}
+    if args.use_vllm:
+        server.replace()
+    rollouts = {} if sampled or args.use_vllm else {"rollout_func": tiny.given_rollouts}
     data = keeping.dataset() if args.keep_from else tiny.dataset()
     reward = uneven if flat else tiny.hash_reward
     if chance:

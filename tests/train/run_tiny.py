@@ -14,7 +14,7 @@ from sage_rlvr.launch import run, sft
 from sage_rlvr.runs import checkpoint
 from sage_rlvr.train import SAGEConfig, SAGETrainer, callbacks
 
-from . import keeping, tiny
+from . import keeping, server, tiny
 
 
 class Killed(SAGETrainer):
@@ -59,6 +59,8 @@ def main(options):
     history = options.pop("history")
     model = options.pop("model")
     args = tiny.config(SAGEConfig, **options)
+    if args.use_vllm:
+        server.replace()
     data = keeping.dataset(12) if args.keep_from else tiny.dataset(12)
     trainer = Killed(model, tiny.hash_reward, args, data)
     trainer.die_at = tuple(die_at) if die_at else None

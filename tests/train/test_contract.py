@@ -5,6 +5,7 @@ import re
 
 import torch
 import trl
+from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import callbacks, grpo_trainer, utils
@@ -74,6 +75,33 @@ def test_the_buffer_is_ours_to_checkpoint():
         "shuffle_sequence_dict" in code and "split_tensor_dict" in code, "extra keys of a rollout batch travel with it"
     )
     says("self._step += 1" in source(GRPOTrainer.training_step), "_step counts micro-batches")
+
+
+def test_the_next_batch_can_be_drawn_ahead():
+    """rollout_ahead (train/ahead.py) asks for the next prompts in TRL's own calls, and reads rows before they are trained on."""
+    loop = source(Trainer._run_epoch)
+    says("self.get_batch_samples(epoch_iterator," in loop, "batches come by get_batch_samples")
+    says(
+        "next(epoch_iterator)" in source(Trainer.get_batch_samples),
+        "which takes them from the iterator that it is given",
+    )
+    says("self._prepare_inputs(inputs)" in source(Trainer.training_step), "a micro-step hands on the rows it was given")
+    says(
+        "self._generate_and_score_completions(generation_batch)" in source(GRPOTrainer._prepare_inputs),
+        "and rollouts are made of these",
+    )
+    says(
+        'prompts = [x["prompt"] for x in inputs]' in source(GRPOTrainer._generate_and_score_completions),
+        "of their prompts",
+    )
+    code = source(VLLMGeneration.generate)
+    says(
+        "self.vllm_client.generate(" in code and code.count("broadcast_object_list") == 1,
+        "the first process asks the server",
+    )
+    sync = source(GRPOTrainer._generate_single_turn)
+    says(0 < sync.find("self.vllm_generation.sync_weights()") < sync.find("self.vllm_generation.generate("),
+         "weights are sent before a batch is asked for")  # fmt: skip
 
 
 def test_the_rest_we_lean_on():

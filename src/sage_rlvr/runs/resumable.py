@@ -24,8 +24,9 @@ from sage_rlvr.runs.checkpoint import (
 
 class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
     guide: Guide | None
-    credit: Any  # of train/, whose trainer this is the base of, as the next four
+    credit: Any  # of train/, whose trainer this is the base of, as the next five
     rehearsal: Any
+    ahead: Any
     prompt_stream: Any  # the class of _stream, DAPO's new prompts
     _stream: Any
     _anchor_reset: Any
@@ -47,6 +48,7 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
             "guide": self.guide.state_dict() if self.guide is not None else None,
             "advantage": self.credit.advantage.state_dict(),
             "anchor_reset": self._anchor_reset.save(checkpoint),
+            "ahead": self.ahead.state_dict() if self.ahead is not None else None,
             "kept": self.rehearsal.digest if self.rehearsal is not None else None,
         }
         save_state(checkpoint, self.accelerator.process_index, state)
@@ -62,6 +64,8 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
         if self.guide is not None and state["guide"] is not None:
             self.guide.load_state_dict(state["guide"])
         self.credit.advantage.load_state_dict(state["advantage"])
+        if self.ahead is not None and state.get("ahead") is not None:
+            self.ahead.load_state_dict(state["ahead"])
         self._anchor_reset.load(checkpoint, state["anchor_reset"])
         device = self.accelerator.device
         on_device = lambda x: x.to(device) if isinstance(x, Tensor) else x  # noqa: E731
@@ -108,5 +112,10 @@ class ResumableTrainer(WholeCheckpoints, GRPOTrainer):
                 self._load_from_checkpoint(checkpoint)
                 self.state = state
                 return TrainOutput(state.global_step, 0.0, {})
+        if self.ahead is not None:
+            self.ahead.forget()
         with interrupt.saved_on_signal(self, self.go_on):
-            return super().train(checkpoint, *args, **kwargs)
+            out = super().train(checkpoint, *args, **kwargs)
+        if self.ahead is not None:
+            self.ahead.wait()
+        return out

@@ -13,7 +13,7 @@ from sage_rlvr.anchor import ESTIMATORS, Guide, make_guide
 from sage_rlvr.anchor.penalty import CREDITS
 from sage_rlvr.errors import UserError
 from sage_rlvr.names import near
-from sage_rlvr.train import keep_from, reset, token_credit
+from sage_rlvr.train import ahead, keep_from, reset, token_credit
 
 # what a loss type divides by: rows of the batch it sees, counted tokens of it, or the rollout batch's tokens
 WEIGHTS = {
@@ -80,6 +80,8 @@ class SAGEConfig(GRPOConfig):
     vllm_kv_cache_gib: float | None = HfArg(default=None, help="Colocated vLLM: GiB of KV cache, in place of what its profiling "
         "finds free, which fails where other runs start on the same GPU at the same time. Set vllm_gpu_memory_utilization low "
         "with it: that much must be free.")
+    rollout_ahead: bool = HfArg(default=False, help="With vLLM: the next rollout batch is drawn while this one is trained on, so "
+        "with weights that are one batch old. TRL's importance ratio corrects for it.")
     stop_strings: list[str] | None = HfArg(default=None, help="A completion that reaches one of these is finished, on every "
         "backend. The prompt format sets them.")
     bf16: bool | None = HfArg(default=None, help="bf16 mixed precision; unset: on where the GPU has it.")
@@ -117,6 +119,7 @@ class SAGEConfig(GRPOConfig):
         reset.check(self)
         self._check_rollouts()
         keep_from.check(self)
+        ahead.check(self)
         if self.tokens_per_microbatch is not None:
             self._check_micro_batches()
         if self.use_vllm and self.vllm_importance_sampling_correction:
@@ -169,7 +172,7 @@ class SAGEConfig(GRPOConfig):
             ("importance_sampling_level", "token"), ("top_p", 1.0), ("top_k", 0), ("repetition_penalty", 1.0),
             ("mask_truncated_completions", False), ("top_entropy_quantile", 1.0), ("delta", None), ("dynamic_sampling", 0),
             ("entropy_coef", 0.0), ("multi_objective_aggregation", "sum_then_normalize"), ("off_policy_mask_threshold", None),
-            ("guide_center", "none"), ("keep_from", None),
+            ("guide_center", "none"), ("keep_from", None), ("rollout_ahead", False),
         ]  # fmt: skip
         out = [
             f"{name}={getattr(self, name)!r} (exact: {want!r})" for name, want in needed if getattr(self, name) != want

@@ -17,12 +17,14 @@ from torch import Tensor
 from sage_rlvr.errors import UserError
 from sage_rlvr.runs.resumable import ResumableTrainer
 from sage_rlvr.train import measure, rollouts
+from sage_rlvr.train.ahead import Ahead
 from sage_rlvr.train.colocated import BriefEngine
 
 
 class GeneratingTrainer(ResumableTrainer):
     prompt_stream = rollouts.PromptStream
     stop_strings: list[str]
+    ahead: Ahead | None = None
     _finished: Tensor | None = None  # (B,) of the latest rollout batch
 
     def _set_stop_strings(self, stops: list[str]) -> None:
@@ -64,7 +66,25 @@ class GeneratingTrainer(ResumableTrainer):
             return super()._tokenize_prompts(prompts)
         return [list(row) for row, (_, times) in zip(ids, groups) for _ in range(times)], None, {}
 
-    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> tuple[list[list[int]], Any]:
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any) -> Any:
+        ahead = self.ahead
+        return super().get_batch_samples(epoch_iterator if ahead is None else ahead.reading(epoch_iterator), *args)
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        if self.ahead is not None:
+            self.ahead.at(generation_batch)
+        return super()._prepare_inputs(generation_batch)
+
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *rest: Any, **more: Any) -> Any:
+        draw = lambda ids: self._draw(ids, *rest, **more)  # noqa: E731
+        if self.ahead is None:
+            return draw(prompt_ids)
+        if self.model.training:
+            return self.ahead.answer(draw, prompt_ids)
+        self.ahead.wait()  # the engine does one thing at a time
+        return draw(prompt_ids)
+
+    def _draw(self, *args: Any, **kwargs: Any) -> tuple[list[list[int]], Any]:
         if not self.stop_strings:
             return super()._generate_single_turn(*args, **kwargs)
         if self.use_vllm:

@@ -34,6 +34,7 @@ from sage_rlvr.errors import UserError
 from sage_rlvr.head import Head, covers, in_place
 from sage_rlvr.runs.describe import Banner, card
 from sage_rlvr.train import hidden, measure, microbatches, packing, rollouts, token_credit
+from sage_rlvr.train.ahead import Ahead
 from sage_rlvr.train.callbacks import LogFile, NothingToLearn, OnPolicy, PaidToRamble, replace_progress
 from sage_rlvr.train.casts import keep_inputs
 from sage_rlvr.train.colocated import engine_for, own_port
@@ -115,11 +116,13 @@ class SAGETrainer(GeneratingTrainer):
         self._set_stop_strings(args.stop_strings or [])
         if args.use_vllm:
             self._brief_engine()
+        self.ahead = Ahead(self) if args.rollout_ahead else None
         self._anchor_reset = AnchorReset(self)
         self.add_callback(self._guard)
         self.add_callback(LogFile())
         self.add_callback(NothingToLearn())
-        if self.guide is None and self.num_iterations * args.steps_per_generation == args.gradient_accumulation_steps:
+        one_update = self.num_iterations * args.steps_per_generation == args.gradient_accumulation_steps
+        if self.guide is None and one_update and self.ahead is None:
             self.add_callback(OnPolicy())
         if self.guide is not None and self.estimator == "k1-reward":
             self.add_callback(PaidToRamble())
