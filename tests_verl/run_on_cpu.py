@@ -7,6 +7,7 @@ from pathlib import Path
 
 HERE = str(Path(__file__).parent)
 MORE = [
+    "+ray_kwargs.ray_init.address=local",  # another test's cluster may still run
     "trainer.device=cpu", "+ray_kwargs.ray_init.num_gpus=1", "ray_kwargs.ray_init.num_cpus=16",
     "+ray_kwargs.ray_init.include_dashboard=False", "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
     "actor_rollout_ref.rollout.nnodes=1", "actor_rollout_ref.rollout.agent.num_workers=1", "reward.num_workers=1",

@@ -1,6 +1,11 @@
 """verl's trainer across two nodes: a Ray cluster of two raylets on this machine, one worker on each, FSDP2 between them. Checked
 against the same two steps in plain torch, in one process."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import ray
 import torch
@@ -153,3 +158,18 @@ def test_a_checkpoint_of_both_nodes_goes_on(runs):
     assert after == pytest.approx(before, rel=1e-4, abs=1e-6)
     for name, (*_, whole) in through.workers[0]["parameters"].items():
         torch.testing.assert_close(resumed.workers[0]["parameters"][name][3], whole, rtol=0, atol=2e-5)
+
+
+OURS = Path(os.environ.get("VENV", Path(__file__).parents[1] / ".venv")) / "bin" / "python"
+MERGE = "import sys; from pathlib import Path; from sage_rlvr.study.verl import _weights; _weights(Path(sys.argv[1]), 2, '')"
+
+
+@pytest.mark.skipif(not OURS.exists(), reason=f"needs our own environment: there is no {OURS}")
+def test_the_parts_become_the_weights_of_a_study(runs):
+    """``study run --engine verl`` in our environment, once its run has ended; of a LoRA run: test_study.py."""
+    through, _, _, checkpoint = runs
+    env = os.environ | {"SAGE_VERL_PYTHON": sys.executable}
+    subprocess.run([OURS, "-c", MERGE, checkpoint.parent], env=env, check=True)
+    saved = AutoModelForCausalLM.from_pretrained(checkpoint.parent / "checkpoint-2", dtype=torch.float32).state_dict()
+    for name, (*_, whole) in through.workers[0]["parameters"].items():
+        torch.testing.assert_close(saved[name], whole.bfloat16().float(), rtol=0, atol=0, msg=name)

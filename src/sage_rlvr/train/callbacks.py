@@ -206,6 +206,8 @@ class HeldOutPassAtK(TrainerCallback):
         share = len(padded) // world
         mine = [row for row in padded[rank * share : (rank + 1) * share] for _ in range(self.n)]
         before = trainer.num_generations_eval, trainer.state.num_input_tokens_seen
+        if trainer.ahead is not None:
+            trainer.ahead.wait()  # a colocated engine draws from the same random states
         restore = random_state()
         trainer.model.eval()
         trainer.num_generations_eval = self.n
