@@ -70,7 +70,7 @@ def colocated(folder: str, rows: int, context: int, brief: bool, **more: Any) ->
     import vllm
 
     from sage_rlvr.models.vllm_logprobs import SCHEDULER
-    from sage_rlvr.train.colocated import BriefEngine
+    from sage_rlvr.sampler.colocated import BriefEngine
 
     more |= {"scheduler_cls": SCHEDULER} if brief else {}
     llm = vllm.LLM(

@@ -87,8 +87,8 @@ def head_of(guide):
 
 
 def run(model, out, rows, options):
-    lora, flat, sampled, again, damaged, chance = (
-        options.pop(key, False) for key in ("lora", "flat", "sampled", "resume", "damaged", "chance")
+    lora, flat, sampled, again, damaged, chance, gone = (
+        options.pop(key, False) for key in ("lora", "flat", "sampled", "resume", "damaged", "chance", "gone")
     )
     world = int(os.environ.get("WORLD_SIZE", "1"))
     # the rows on a process times the number of processes is the same global batch
@@ -104,6 +104,8 @@ def run(model, out, rows, options):
     trainer = Recorded(model, reward, args, data, peft_config=peft, **rollouts)
     if lora:
         adapter(trainer.model)
+    if gone and trainer.accelerator.is_main_process:
+        trainer.vllm_generation.vllm_client.answers = gone
     if damaged and trainer.accelerator.is_main_process:
         os.truncate(os.path.join(out, damaged), 7)
     trainer.accelerator.wait_for_everyone()

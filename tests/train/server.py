@@ -18,7 +18,7 @@ class Client:
     def __init__(self, **_):
         self.model, self.sent, self.busy = tiny.model(seed=99).eval(), 0, threading.Lock()
         self.calls = []  # (how often weights had come, prompts, completions)
-        self.before = lambda call: None
+        self.before, self.answers = lambda call: None, 10**9
 
     def init_communicator(self, device):
         pass
@@ -38,6 +38,8 @@ class Client:
     def generate(self, prompts, n, temperature, max_tokens, **_):
         with self.busy:
             self.before(len(self.calls))
+            if len(self.calls) >= self.answers:
+                raise ConnectionError("nobody there")
             weights = self.model.lm_head.weight.numpy().tobytes()
             drawn = [self._group(ids, n, temperature, max_tokens, weights) for ids in prompts]
         ids, logprobs = ([row for group in drawn for row in group[i]] for i in (0, 1))

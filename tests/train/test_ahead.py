@@ -124,19 +124,6 @@ def test_two_processes_are_one(tmp_path):
             torch.testing.assert_close(theirs[name], grad, rtol=1e-3, atol=1e-6)
 
 
-def test_a_server_that_fails_ends_the_run_with_its_own_error(folder, tmp_path):
-    made = built(folder, tmp_path)
-
-    def fails(call):
-        if call == 2:
-            raise ConnectionError("the server has gone")
-
-    client(made).before = fails
-    with pytest.raises(ConnectionError, match="the server has gone"):
-        made.train()
-    assert made.state.global_step == 2, "what had been drawn was trained on"
-
-
 def test_a_second_training_begins_anew(folder, tmp_path):
     made = built(folder, tmp_path, max_steps=3)
     made.train()

@@ -78,7 +78,7 @@ def test_the_buffer_is_ours_to_checkpoint():
 
 
 def test_the_next_batch_can_be_drawn_ahead():
-    """rollout_ahead (train/ahead.py) asks for the next prompts in TRL's own calls, and reads rows before they are trained on."""
+    """rollout_ahead (sampler/ahead.py) asks for the next prompts in TRL's own calls, and reads rows ahead."""
     loop = source(Trainer._run_epoch)
     says("self.get_batch_samples(epoch_iterator," in loop, "batches come by get_batch_samples")
     says(

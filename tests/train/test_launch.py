@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,7 +24,8 @@ from tests.paths import python_path
 from tests.slow import but_few
 
 from .. import forked
-from . import run_tiny, tiny
+from . import run_tiny, server, tiny
+from .test_distributed import launch
 
 ROOT = Path(__file__).parents[2]
 
@@ -255,41 +255,68 @@ def test_trls_vllm_server_flags_are_taken_as_they_are(tmp_path):
     assert (args.use_vllm, args.vllm_mode, args.vllm_server_base_url) == (True, "server", "http://10.0.0.7:8000")
 
 
-class ServerStandIn:
-    """TRL's VLLMGeneration as far as a server gives it: no engine of its own to reach into."""
-
-    def __init__(self, **kwargs):
-        self.mode, self.generation_kwargs, self.synced = kwargs["mode"], kwargs["generation_kwargs"] or {}, 0
-        self.url, self.processing_class = kwargs["server_base_url"], kwargs["processing_class"]
-        self.vllm_client = SimpleNamespace(
-            get_server_info=lambda: {"model_config": {"logprobs_mode": "processed_logprobs"}}
-        )
-
-    def sync_weights(self):
-        self.synced += 1
-
-    def generate(self, prompts, images, num_generations, profiler):
-        ids = self.processing_class(["12=ab", "12", "3=a", "9"] * (len(prompts) // 4))["input_ids"]
-        return prompts, ids, [[[-2.0] for _ in row] for row in ids], None
-
-
 @pytest.mark.parametrize("estimator", ["k3", "k1-reward"])
-def test_the_trainer_needs_no_engine_of_its_own(tmp_path, monkeypatch, estimator):
-    monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", ServerStandIn)
-    options = {
-        "use_vllm": True,
-        "vllm_mode": "server",
-        "vllm_server_base_url": "http://10.0.0.7:8000",
-        "stop_strings": ["="],
-    }
+def test_the_trainer_needs_no_engine_of_its_own(folder, tmp_path, monkeypatch, estimator):
+    """TRL's own VLLMGeneration, a stand-in for its client. The real server: tests_vllm/test_server.py."""
+    server.replace(monkeypatch.setattr)
+    options = server.OPTIONS | {"vllm_server_base_url": "http://10.0.0.7:8000", "stop_strings": [*"=aeiou"]}
     args = tiny.config(SAGEConfig, tmp_path, dynamic_sampling=1, anchor_estimator=estimator, **options)
-    trainer = SAGETrainer(tiny.folder(tmp_path / "m"), tiny.hash_reward, args, tiny.dataset())
+    seen = []
+    reward = lambda completions, **_: seen.extend(completions) or tiny.hash_reward(completions)  # noqa: E731
+    trainer = SAGETrainer(folder, reward, args, tiny.dataset())
     trainer.train()
-    server = trainer.vllm_generation
-    assert (server.mode, server.url, server.synced) == ("server", "http://10.0.0.7:8000", args.max_steps)
-    assert server.generation_kwargs == {"stop": ["="], "include_stop_str_in_output": True}
+    generation = trainer.vllm_generation
+    assert (generation.mode, generation.server_base_url) == ("server", "http://10.0.0.7:8000")
+    assert generation.vllm_client.sent == args.max_steps
+    assert generation.generation_kwargs == {"stop": [*"=aeiou"], "include_stop_str_in_output": True}
+    stopped = [c for c in seen if {*c} & {*"=aeiou"}]
+    assert stopped
+    assert not any({*c[:-1]} & {*"=aeiou"} for c in stopped), "cut at the stop string"
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert len(log) == args.max_steps
-    for entry in log:
-        assert entry["sage/active"] > 0
-        assert entry["completions/clipped_ratio"] == 0.5, "those that reached the stop string are finished, cut there"
+    assert all(entry["sage/active"] > 0 for entry in log)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "at", "steps"), [(False, 2, 2), (True, 2, 2), (True, 3, 3)], ids=["in turn", "ahead", "ahead, later"]
+)
+def test_a_server_that_goes_away_ends_the_run_with_a_checkpoint(folder, tmp_path, monkeypatch, ahead, at, steps):
+    server.replace(monkeypatch.setattr)
+    options = server.OPTIONS | {"max_steps": 5, "rollout_ahead": ahead, "save_strategy": "steps", "save_steps": 100}
+
+    def built():
+        return SAGETrainer(
+            folder, tiny.hash_reward, tiny.config(SAGEConfig, tmp_path / "run", **options), tiny.dataset()
+        )
+
+    made = built()
+    made.vllm_generation.vllm_client.answers = at
+    with pytest.raises(UserError) as said:
+        made.train()
+    assert str(said.value).startswith("the vLLM server at http://0.0.0.0:8000 does not answer (nobody there); ")
+    assert f"run/checkpoint-{steps}. Fix it and run the same command again" in str(said.value)
+    again = built()
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 5
+    assert [e["step"] for e in again.state.log_history if "loss" in e] == [1, 2, 3, 4, 5]
+
+
+def test_in_two_processes_both_stop(tmp_path):
+    case = {"served": server.OPTIONS | {"max_steps": 4, "gone": 2, "save_strategy": "steps", "save_steps": 100}}
+    with pytest.raises(AssertionError, match="does not answer"):
+        launch(2, tmp_path, case)
+    assert {p.name for p in (tmp_path / "out" / "served" / "checkpoint-2").glob("sage_state_*")} == {
+        "sage_state_0.pt",
+        "sage_state_1.pt",
+    }
+
+
+def test_a_server_that_cannot_be_used_is_one_sentence(folder, tmp_path, monkeypatch):
+    server.replace(monkeypatch.setattr)
+
+    def none(self, device):
+        raise RuntimeError("The vLLM server has no weight-transfer engine.\nRestart it with …")
+
+    monkeypatch.setattr(server.Client, "init_communicator", none)
+    with pytest.raises(UserError, match=r"no weight-transfer engine\. Restart it"):
+        SAGETrainer(folder, tiny.hash_reward, tiny.config(SAGEConfig, tmp_path, **server.OPTIONS), tiny.dataset())

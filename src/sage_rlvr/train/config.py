@@ -13,7 +13,8 @@ from sage_rlvr.anchor import ESTIMATORS, Guide, make_guide
 from sage_rlvr.anchor.penalty import CREDITS
 from sage_rlvr.errors import UserError
 from sage_rlvr.names import near
-from sage_rlvr.train import ahead, keep_from, reset, token_credit
+from sage_rlvr.sampler import ahead
+from sage_rlvr.train import keep_from, reset, token_credit
 
 # what a loss type divides by: rows of the batch it sees, counted tokens of it, or the rollout batch's tokens
 WEIGHTS = {

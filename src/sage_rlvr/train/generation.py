@@ -16,15 +16,17 @@ from torch import Tensor
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.runs.resumable import ResumableTrainer
+from sage_rlvr.sampler.ahead import Ahead
+from sage_rlvr.sampler.colocated import BriefEngine
+from sage_rlvr.sampler.server import Server
 from sage_rlvr.train import measure, rollouts
-from sage_rlvr.train.ahead import Ahead
-from sage_rlvr.train.colocated import BriefEngine
 
 
 class GeneratingTrainer(ResumableTrainer):
     prompt_stream = rollouts.PromptStream
     stop_strings: list[str]
     ahead: Ahead | None = None
+    server: Server | None = None
     _finished: Tensor | None = None  # (B,) of the latest rollout batch
 
     def _set_stop_strings(self, stops: list[str]) -> None:
@@ -84,14 +86,16 @@ class GeneratingTrainer(ResumableTrainer):
         self.ahead.wait()  # the engine does one thing at a time
         return draw(prompt_ids)
 
-    def _draw(self, *args: Any, **kwargs: Any) -> tuple[list[list[int]], Any]:
-        if not self.stop_strings:
-            return super()._generate_single_turn(*args, **kwargs)
-        if self.use_vllm:
-            ids, logprobs = super()._generate_single_turn(*args, **kwargs)
+    def _draw(self, prompt_ids: list[list[int]], *rest: Any, **more: Any) -> tuple[list[list[int]], Any]:
+        if self.use_vllm or not self.stop_strings:
+            ids, logprobs = super()._generate_single_turn(prompt_ids, *rest, **more)
         else:
             with rollouts.tokenizer_in_generate(self.accelerator.unwrap_model(self.model), self._tokenizer):
-                ids, logprobs = super()._generate_single_turn(*args, **kwargs)
+                ids, logprobs = super()._generate_single_turn(prompt_ids, *rest, **more)
+        if self.server is not None:
+            self.server.check(len(ids) == len(prompt_ids))
+        if not self.stop_strings:
+            return ids, logprobs
         cuts = [rollouts.stop_cut(row, self.stop_strings, self._tokenizer.decode) for row in ids]  # None keeps the row
         ids = [row[:cut] for row, cut in zip(ids, cuts)]
         return ids, logprobs and [row[:cut] for row, cut in zip(logprobs, cuts)]

@@ -73,15 +73,21 @@ class RewardGuard(TrainerCallback):
         return verdicts
 
     def _agree(self, failed: RewardFailed | None) -> None:
-        reasons = [failed.why if failed else None]
+        cause = failed.__cause__ if failed is not None else None
+        our_fault = failed is not None and cause is not None and _ours(failed.func)  # then with its traceback
+        self.stop(failed.why if failed else None, cause, as_it_is=our_fault)
+
+    def stop(self, why: str | None, cause: BaseException | None = None, as_it_is: bool = False) -> None:
+        """Every process comes here; if one has a reason, all save and stop. ``as_it_is`` raises this process' ``cause``."""
+        reasons = [why]
         if self.trainer.accelerator.num_processes > 1:
             reasons = gather_object(reasons)
         if not any(reasons):
             return
         saved = self._save()
-        if failed is not None and failed.__cause__ is not None and _ours(failed.func):
-            raise failed.__cause__  # our fault, so with its traceback
-        raise UserError(f"{next(filter(None, reasons))}; {saved}.") from (failed and failed.__cause__)
+        if cause is not None and as_it_is:
+            raise cause
+        raise UserError(f"{next(filter(None, reasons))}; {saved}.") from cause
 
     # ---- calls and their limit -------------------------------------------------------------------------------------
 

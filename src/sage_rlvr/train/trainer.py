@@ -33,11 +33,12 @@ from sage_rlvr.anchor import Signals, anchor_penalty, noise, tellable
 from sage_rlvr.errors import UserError
 from sage_rlvr.head import Head, covers, in_place
 from sage_rlvr.runs.describe import Banner, card
+from sage_rlvr.sampler.ahead import Ahead
+from sage_rlvr.sampler.colocated import engine_for, own_port
+from sage_rlvr.sampler.server import Server, said_plainly
 from sage_rlvr.train import hidden, measure, microbatches, packing, rollouts, token_credit
-from sage_rlvr.train.ahead import Ahead
 from sage_rlvr.train.callbacks import LogFile, NothingToLearn, OnPolicy, PaidToRamble, replace_progress
 from sage_rlvr.train.casts import keep_inputs
-from sage_rlvr.train.colocated import engine_for, own_port
 from sage_rlvr.train.config import SAGEConfig
 from sage_rlvr.train.credit import Credit
 from sage_rlvr.train.dropout import active_dropout, disable_dropout
@@ -93,7 +94,7 @@ class SAGETrainer(GeneratingTrainer):
         self._told: set[str] = set()
         self._guard = RewardGuard(self, args.reward_timeout_s)
         own_port(args)
-        with in_place(vllm_generation, engine_for(args), "LLM"):
+        with in_place(vllm_generation, engine_for(args), "LLM"), said_plainly(args):
             super().__init__(model, reward_funcs, args, *rest, **more)
         if args.use_vllm:
             set_seed(args.seed, device_specific=True)  # the engine has set all of this process's to its own
@@ -116,6 +117,8 @@ class SAGETrainer(GeneratingTrainer):
         self._set_stop_strings(args.stop_strings or [])
         if args.use_vllm:
             self._brief_engine()
+        if args.use_vllm and args.vllm_mode == "server" and self.rollout_func is None:
+            self.server = Server(self)
         self.ahead = Ahead(self) if args.rollout_ahead else None
         self._anchor_reset = AnchorReset(self)
         self.add_callback(self._guard)

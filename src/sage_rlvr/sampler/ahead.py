@@ -4,7 +4,7 @@ The sampler is asked for the next batch's completions and answers with this batc
 lies around the drawing (prompts gathered from all processes, completions handed out to them) stays TRL's, and only the drawing
 itself runs beside training, in a thread. Weights are sent while nothing is being drawn.
 
-Dimensions: trainer.py. A rollout batch serves ``every`` micro-steps; TRL's data loader repeats its rows for each of them.
+Dimensions: train/trainer.py. A rollout batch serves ``every`` micro-steps; TRL's data loader repeats its rows for each of them.
 """
 
 import threading
@@ -18,6 +18,7 @@ import torch
 
 from sage_rlvr.errors import UserError
 from sage_rlvr.head import in_place
+from sage_rlvr.runs.writer import same_everywhere
 
 Rows = list[dict[str, Any]]
 Ids = list[list[int]]  # of a batch's prompts
@@ -153,6 +154,10 @@ class Ahead:
 
     def state_dict(self) -> dict[str, Any]:
         """With what is being drawn: the run that goes on trains on it too."""
+        self.wait()
+        server = self.trainer.server
+        if server is not None and same_everywhere(server.failed is not None):
+            return {"begun": None, "drawn": None}
         return {"begun": self.begun, "drawn": self._last() if self.drawn is not None else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

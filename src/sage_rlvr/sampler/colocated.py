@@ -9,10 +9,9 @@ from typing import Any
 from trl.generation import vllm_generation
 
 from sage_rlvr.models.vllm_logprobs import SCHEDULER, arrived, miscounted
-from sage_rlvr.train.config import SAGEConfig
 
 
-def own_port(args: SAGEConfig) -> None:
+def own_port(args: Any) -> None:
     """A colocated engine listens on a port even when it is alone. TRL uses 29500 where that is free, and several runs that start
     together on one machine would all see it free; here the system gives each its own."""
     if args.use_vllm and args.vllm_mode == "colocate" and args.world_size == 1 and "MASTER_PORT" not in os.environ:
@@ -21,7 +20,7 @@ def own_port(args: SAGEConfig) -> None:
             os.environ["MASTER_PORT"] = str(s.getsockname()[1])
 
 
-def engine_for(args: SAGEConfig) -> Any:
+def engine_for(args: Any) -> Any:
     """vLLM's LLM as TRL calls it, with our scheduler, and a KV cache of the size that was asked for; None without vLLM, of which
     TRL speaks itself."""
     if (engine := getattr(vllm_generation, "LLM", None)) is None:
