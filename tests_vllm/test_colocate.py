@@ -139,8 +139,14 @@ def test_ids_and_log_probs_are_those_that_vllm_hands_on_itself(base, tmp_path, m
         drawn(logprobs=0, temperature=0.0)
 
 
+STOPPED = {"stop_strings": ["s"], "max_completion_length": 40, "max_steps": 1}
+
+
 def test_a_completion_ends_with_the_stop_string(base, tmp_path):
-    made = trainer(base, tmp_path, stop_strings=["s"], max_completion_length=40, max_steps=1)
+    ends_with_the_stop_string(trainer(base, tmp_path, **STOPPED))
+
+
+def ends_with_the_stop_string(made):
     seen = []
     keep = made.reward_funcs[0]
     made.reward_funcs[0] = lambda completions, **more: seen.extend(completions) or keep(completions, **more)

@@ -16,7 +16,7 @@ from sage_rlvr import UserError
 from sage_rlvr.runs.checkpoint import last_complete
 
 from . import serve
-from .test_colocate import EXACT, GUIDED, logged, trainer
+from .test_colocate import EXACT, GUIDED, STOPPED, ends_with_the_stop_string, logged, trainer
 
 ROOT = Path(__file__).parents[1]
 
@@ -99,15 +99,7 @@ def test_a_batch_ahead_is_drawn_with_the_weights_of_one_batch_ago(base, server, 
 
 
 def test_a_completion_ends_with_the_stop_string(base, server, tmp_path):
-    made = served(base, tmp_path, server.url, stop_strings=["s"], max_completion_length=40, max_steps=1)
-    seen = []
-    keep = made.reward_funcs[0]
-    made.reward_funcs[0] = lambda completions, **more: seen.extend(completions) or keep(completions, **more)
-    made.train()
-    ended = [c for c in seen if "s" in c]
-    assert ended
-    assert all(c.index("s") == len(c) - 1 for c in ended)
-    assert logged(made)[0]["sampling/sampling_logp_difference/max"] < 1e-3
+    ends_with_the_stop_string(served(base, tmp_path, server.url, **STOPPED))
 
 
 def test_a_server_that_goes_away_ends_the_run_with_a_checkpoint(base, server, tmp_path, monkeypatch):

@@ -61,7 +61,7 @@ def prepare(args: argparse.Namespace) -> None:
         asked[1].bf16 = True  # there is a GPU where it runs
         if not words:
             longest = on_verl.write_inputs(asked[0], asked[1], args.model, folder)
-        words[arm] = on_verl.overrides(*asked, Path(HERE), START, longest, 1)
+        words[arm] = on_verl.words(on_verl.overrides(*asked, Path(HERE), START, longest, 1))
     (folder / "overrides.json").write_text(json.dumps(words, indent=1) + "\n")
     print(f"{folder}: {len(words)} arms, prompts of {longest} tokens or fewer")
 

@@ -43,7 +43,9 @@ def parsed(tmp_path, **more):
 def words(tmp_path, gpus=1, **more):
     asked = parsed(tmp_path, **more)
     on_verl.check(*asked)
-    return dict(word.split("=", 1) for word in on_verl.overrides(*asked, tmp_path / "train", "base", 50, gpus))
+    return dict(
+        word.split("=", 1) for word in on_verl.words(on_verl.overrides(*asked, tmp_path / "train", "base", 50, gpus))
+    )
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------------
@@ -182,7 +184,7 @@ def test_the_plug_in_reads_the_recipe_back(tmp_path, arm):
     asked = parsed(tmp_path, **arm)
     _, args, _ = asked
     on_verl.check(*asked)
-    config = on_verl._nested(on_verl._settings(*asked, tmp_path, "base", 50, 1))
+    config = on_verl._nested(on_verl.overrides(*asked, tmp_path, "base", 50, 1))
     options, actor = read_options(config), config["actor_rollout_ref"]["actor"]
     assert (options.guide, options.guide_args, options.seed) == (args.guide, args.guide_args or {}, 7)
     if args.guide != "none":

@@ -3,13 +3,14 @@
 import json
 import signal
 import threading
+import time
 
 import pytest
 import torch
 
 from sage_rlvr import UserError
 from sage_rlvr.runs.checkpoint import load_state
-from sage_rlvr.train import SAGEConfig, SAGETrainer
+from sage_rlvr.train import SAGEConfig, SAGETrainer, callbacks
 
 from . import server, tiny
 from .test_distributed import launch
@@ -90,6 +91,22 @@ def test_a_model_that_does_not_move_gets_the_same_batches(folder, tmp_path, opti
         runs.append(logged(made))
     assert runs[0] == runs[1]
     assert len({e.get("reward") for e in runs[0]}) > 1
+
+
+def test_held_out_sampling_waits_for_what_is_drawn(folder, tmp_path, monkeypatch):
+    """It keeps the random states and puts them back; a colocated engine draws from these."""
+    made = built(folder, tmp_path, max_steps=3)
+    client(made).before = lambda call: time.sleep(0.3)
+    taken = []
+
+    def state():
+        taken.append(client(made).busy.locked())
+        return lambda: None
+
+    monkeypatch.setattr(callbacks, "random_state", state)
+    made.add_callback(callbacks.HeldOutPassAtK(made, [*tiny.dataset(4)], tiny.hash_reward, every=1, n=2))
+    made.train()
+    assert taken == [False] * 4
 
 
 CASES = {

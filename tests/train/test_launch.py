@@ -278,11 +278,13 @@ def test_the_trainer_needs_no_engine_of_its_own(folder, tmp_path, monkeypatch, e
 
 
 @pytest.mark.parametrize(
-    ("ahead", "at", "steps"), [(False, 2, 2), (True, 2, 2), (True, 3, 3)], ids=["in turn", "ahead", "ahead, later"]
+    ("ahead", "at", "steps", "every"),
+    [(False, 2, 2, 100), (True, 2, 2, 100), (True, 3, 3, 100), (True, 3, 3, 1)],
+    ids=["in turn", "ahead", "ahead, later", "ahead, saved before it is noticed"],
 )
-def test_a_server_that_goes_away_ends_the_run_with_a_checkpoint(folder, tmp_path, monkeypatch, ahead, at, steps):
+def test_a_server_that_goes_away_ends_the_run_with_a_checkpoint(folder, tmp_path, monkeypatch, ahead, at, steps, every):
     server.replace(monkeypatch.setattr)
-    options = server.OPTIONS | {"max_steps": 5, "rollout_ahead": ahead, "save_strategy": "steps", "save_steps": 100}
+    options = server.OPTIONS | {"max_steps": 5, "rollout_ahead": ahead, "save_strategy": "steps", "save_steps": every}
 
     def built():
         return SAGETrainer(
@@ -294,11 +296,30 @@ def test_a_server_that_goes_away_ends_the_run_with_a_checkpoint(folder, tmp_path
     with pytest.raises(UserError) as said:
         made.train()
     assert str(said.value).startswith("the vLLM server at http://0.0.0.0:8000 does not answer (nobody there); ")
-    assert f"run/checkpoint-{steps}. Fix it and run the same command again" in str(said.value)
+    assert f"run/checkpoint-{steps}" in str(said.value)
+    assert ". Fix it and run the same command again" in str(said.value)
     again = built()
     again.train(resume_from_checkpoint=True)
     assert again.state.global_step == 5
     assert [e["step"] for e in again.state.log_history if "loss" in e] == [1, 2, 3, 4, 5]
+
+
+def test_a_server_lost_while_weights_are_sent_ends_the_run_too(folder, tmp_path, monkeypatch):
+    """The other processes gather all weights: so does the one that cannot send them."""
+    server.replace(monkeypatch.setattr)
+
+    def lost(self, metadata, params):
+        next(params)
+        raise ConnectionError("nobody there")
+
+    monkeypatch.setattr(server.Client, "update_named_params", lost)
+    made = SAGETrainer(folder, tiny.hash_reward, tiny.config(SAGEConfig, tmp_path, **server.OPTIONS), tiny.dataset())
+    walk, walked = made.vllm_generation._iter_named_params, []
+    made.vllm_generation._iter_named_params = lambda: (walked.append(name) or (name, p) for name, p in walk())
+    with pytest.raises(UserError, match=r"does not answer \(nobody there\); no step was finished"):
+        made.train()
+    names = [name for name, _ in made.model.named_parameters()]
+    assert walked == 2 * names, "once to name them, once to send them"
 
 
 def test_in_two_processes_both_stop(tmp_path):

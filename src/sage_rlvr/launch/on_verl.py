@@ -49,9 +49,8 @@ def check(run: RunArguments, args: SAGEConfig, model_args: ModelConfig) -> None:
     """Refuses what verl cannot do as the recipe says it."""
     if reasons := list(_refusals(run, args, model_args)):
         raise UserError(f"verl cannot run this: {'. '.join(reasons)}.")
-    settings = _settings(run, args, model_args, Path(), "model", prompt_tokens=1, gpus=1)
     try:
-        read_options(_nested(settings))
+        read_options(_nested(overrides(run, args, model_args, Path(), "model", prompt_tokens=1, gpus=1)))
     except UserError as e:
         raise UserError(f"verl cannot run this: {e}") from e
 
@@ -112,6 +111,11 @@ def _text(value: Any) -> str:
 # ---- what verl is told -------------------------------------------------------------------------------------------
 
 
+def words(settings: Mapping[str, Any]) -> list[str]:
+    """As ``python -m verl.trainer.main_ppo`` is called with them."""
+    return [f"{name}={_word(value)}" for name, value in settings.items()]
+
+
 def overrides(
     run: RunArguments,
     args: SAGEConfig,
@@ -120,22 +124,9 @@ def overrides(
     start: str,
     prompt_tokens: int,
     gpus: int,
-) -> list[str]:
-    """What ``python -m verl.trainer.main_ppo`` is called with. ``start``: the model's folder; ``folder``: where ``inputs`` and
-    verl's checkpoints are; ``prompt_tokens``: of the longest prompt."""
-    settings = _settings(run, args, model_args, folder, start, prompt_tokens, gpus)
-    return [f"{name}={_word(value)}" for name, value in settings.items()]
-
-
-def _settings(
-    run: RunArguments,
-    args: SAGEConfig,
-    model_args: ModelConfig,
-    folder: Path,
-    start: str,
-    prompt_tokens: int,
-    gpus: int,
 ) -> dict[str, Any]:
+    """verl's settings. ``start``: the model's folder; ``folder``: where ``write_inputs`` wrote, and verl's checkpoints are;
+    ``prompt_tokens``: of the longest prompt."""
     completions = _completions(args)
     prompts, warmup = completions // args.num_generations, args.warmup_steps
     attention = model_args.attn_implementation or "sdpa"  # flash_attention_2 is a package of its own

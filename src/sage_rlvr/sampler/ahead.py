@@ -26,14 +26,14 @@ Ids = list[list[int]]  # of a batch's prompts
 
 def check(args: Any) -> None:
     needed = [
-        ("use_vllm", True, "only vLLM has weights of its own to draw with while the model's change"),
-        ("vllm_importance_sampling_correction", True, "its ratio corrects for the sampler's older weights"),
+        ("use_vllm", True, "only vLLM keeps a copy of the weights to draw with"),
+        ("vllm_importance_sampling_correction", True, "it corrects for the older weights"),
         ("dynamic_sampling", 0, "new prompts would wait for the batch that is being drawn"),
     ]
     if args.vllm_mode == "colocate":
         needed += [
             ("vllm_enable_sleep_mode", False, "the engine would sleep while it should draw"),
-            ("vllm_tensor_parallel_size", 1, "engines that draw together would meet training's own messages"),
+            ("vllm_tensor_parallel_size", 1, "GPUs that draw together would block training's own communication"),
         ]
     for name, wanted, why in needed if args.rollout_ahead else ():
         if (value := getattr(args, name)) != wanted:

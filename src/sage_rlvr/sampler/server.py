@@ -49,8 +49,6 @@ class Server:
         """Every process comes here, with the same ``answered``."""
         if answered:
             return
-        if self.trainer.ahead is not None:
-            self.trainer.ahead.forget()
         why = None
         if self.failed is not None:
             said = " ".join(str(self.failed).split())[:200]

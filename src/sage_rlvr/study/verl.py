@@ -96,7 +96,8 @@ def train(recipe: Path, earlier: Sequence[int], go_on: str) -> Path:
             write_whole(folder / RECORD, json.dumps({**record, "finished": False}, indent=1) + "\n")
             longest = on_verl.write_inputs(run, args, start, folder)
             if args.max_steps not in _steps(folder):
-                _run(on_verl.overrides(run, args, model_args, folder, start, longest, _gpus()), folder, go_on)
+                asked = on_verl.overrides(run, args, model_args, folder, start, longest, _gpus())
+                _run(on_verl.words(asked), folder, go_on)
             if args.max_steps not in _steps(folder):
                 raise Failed(f"verl ended before step {args.max_steps}, and without an error; see its log.")
             for step in (*earlier, args.max_steps):

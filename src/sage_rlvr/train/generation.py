@@ -78,13 +78,11 @@ class GeneratingTrainer(ResumableTrainer):
         return super()._prepare_inputs(generation_batch)
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *rest: Any, **more: Any) -> Any:
-        draw = lambda ids: self._draw(ids, *rest, **more)  # noqa: E731
-        if self.ahead is None:
-            return draw(prompt_ids)
-        if self.model.training:
-            return self.ahead.answer(draw, prompt_ids)
-        self.ahead.wait()  # the engine does one thing at a time
-        return draw(prompt_ids)
+        if self.ahead is not None:
+            if self.model.training:
+                return self.ahead.answer(lambda ids: self._draw(ids, *rest, **more), prompt_ids)
+            self.ahead.wait()  # the engine does one thing at a time
+        return self._draw(prompt_ids, *rest, **more)
 
     def _draw(self, prompt_ids: list[list[int]], *rest: Any, **more: Any) -> tuple[list[list[int]], Any]:
         if self.use_vllm or not self.stop_strings:

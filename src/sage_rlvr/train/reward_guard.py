@@ -87,7 +87,10 @@ class RewardGuard(TrainerCallback):
         saved = self._save()
         if cause is not None and as_it_is:
             raise cause
-        raise UserError(f"{next(filter(None, reasons))}; {saved}.") from cause
+        raise UserError(
+            f"{next(filter(None, reasons))}; {saved}. Fix it and run the same command again (in Python: "
+            "trainer.train(resume_from_checkpoint=True))."
+        ) from cause
 
     # ---- calls and their limit -------------------------------------------------------------------------------------
 
@@ -189,13 +192,12 @@ class RewardGuard(TrainerCallback):
         trainer, at = self.trainer, self._boundary
         step = trainer.state.global_step
         if step == 0:
-            return "no step was finished, so there is nothing to save. Fix it and run again"
+            return "no step was finished, so there is nothing to save"
         folder = Path(trainer.args.output_dir, f"checkpoint-{step}")
-        go_on = "Fix it and run the same command again (in Python: trainer.train(resume_from_checkpoint=True))"
         if self._saved == step:
-            return f"{folder} has every finished step. {go_on}"
+            return f"{folder} has every finished step"
         if at is None or at["step"] != trainer._step:  # inside an optimizer step that takes several rollout batches
-            return f"the latest checkpoint in {trainer.args.output_dir} stands. {go_on}"
+            return f"the latest checkpoint in {trainer.args.output_dir} stands"
         trainer.state.num_input_tokens_seen = at["tokens"]
         if trainer._stream is not None:
             trainer._stream.position = at["stream"]
@@ -204,7 +206,7 @@ class RewardGuard(TrainerCallback):
             trainer._metrics["train"].update(at["metrics"])
         at["restore"]()
         trainer._save_checkpoint(trainer.model, None)
-        return f"a checkpoint of step {step} is saved in {folder}. {go_on}"
+        return f"a checkpoint of step {step} is saved in {folder}"
 
 
 def _ours(func: Any) -> bool:
