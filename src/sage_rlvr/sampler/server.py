@@ -51,9 +51,8 @@ class Server:
             return
         why = None
         if self.failed is not None:
-            said = " ".join(str(self.failed).split())[:200]
-            lost = isinstance(self.failed, OSError)  # requests' too
-            why = (
-                f"the vLLM server at {self.url} " + ("does not answer" if lost else "refused a request") + f" ({said})"
-            )
+            how = (
+                "does not answer" if isinstance(self.failed, OSError) else "refused a request"
+            )  # requests' errors are OSErrors
+            why = f"the vLLM server at {self.url} {how} ({' '.join(str(self.failed).split())[:200]})"
         self.trainer._guard.stop(why, self.failed)
