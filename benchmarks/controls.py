@@ -1,8 +1,10 @@
 """Controls of the instrument: a gain that exists by arithmetic, which the study must find, and one that does not.
 
-**Positive.** The samples of two seeds of one arm, put together. That is what a mixture of both models gives. Its pass@1 is their
-mean; for k > 1 its pass@k is above their mean wherever the two differ on a problem, since 1 − (1 − p)^k is concave. **Null.** The
-seeds of a family, split in two: both halves have the same true frontier.
+**Positive.** Half of the samples of each of two seeds of one arm, put together. That is what a mixture of both models gives.
+Its pass@1 is their mean; for k > 1 its pass@k is above their mean wherever the two differ on a problem, since 1 − (1 − p)^k is
+concave. The halves are of unlike evaluation seeds: all runs answer an evaluation seed with the same draws, so two models that
+differ little would give the same samples twice, which lowers pass@k. **Null.** The seeds of a family, split in two: both halves
+have the same true frontier.
 """
 
 from dataclasses import replace
@@ -35,5 +37,6 @@ def _renamed(arms: dict[str, list[TaskCounts]], name: str) -> dict[str, list[Tas
 
 
 def _mixture(a: TaskCounts, b: TaskCounts) -> TaskCounts:
-    state = np.concatenate([a.state, b.state], axis=1)
-    return replace(a, state=state, seeds=[*a.seeds, *b.seeds], finish=None, answer=None)
+    """Every second evaluation seed of each; the first of one, the second of the other, and so on."""
+    state = np.concatenate([a.state[:, ::2], b.state[:, 1::2]], axis=1)
+    return replace(a, state=state, seeds=[*a.seeds[::2], *b.seeds[1::2]], finish=None, answer=None)

@@ -106,6 +106,26 @@ def room_rules(_: Path, facts: Facts) -> str | None:
     return "\n".join(told) if told else None
 
 
+def room_confirmed(_: Path, facts: Facts) -> str | None:
+    """The confirmation of the harder miniature: once it is whole, every family with its verdict."""
+    own = facts.get("hard_confirm", {})
+    if "done" not in own:
+        return None
+    if "found" not in own:
+        done, of = own["done"]
+        return f"{done - 1} of {of - 1} runs are done. No arm is shown before the last one."
+    minutes, body = own["gpu_minutes"] / sum(own["runs"].values()), []
+    for family in [*own["judged"], room.CONTROL]:
+        f, control = own["found"][family], own["over_control"].get(family)
+        over = "itself" if family == room.CONTROL else shown(control and control.gain, sign="+")
+        cells = [shown(f.gain, sign="+"), shown(f.corrected, sign="+"), over, f"{minutes * own['runs'][family]:.1f}"]
+        body.append([f"`{family}`", str(f.seeds), *cells])
+    at_once = f"corrected for {len(own['judged'])}"
+    head = ["family", "seeds", "gain over GRPO", at_once, f"gain over the low rate, {at_once}", "GPU-minutes"]
+    told = "\n".join(line.replace("- Rule 1: ", "- ") for line in own["told"])
+    return f"{markdown(head, body)}\n\n{told}"
+
+
 def states(root: Path, facts: Facts) -> str | None:
     """The state of each study is in studies.json alone; how many of its runs are done is counted."""
     if not facts:
@@ -164,8 +184,8 @@ def tokens(root: Path, _: Facts) -> str | None:
 
 
 BLOCKS = {
-    "families": families, "room_families": room_families, "room_rules": room_rules, "verdicts": verdicts, "states": states,
-    "real_model": real_model, "tokens": tokens,
+    "families": families, "room_families": room_families, "room_rules": room_rules, "room_confirmed": room_confirmed,
+    "verdicts": verdicts, "states": states, "real_model": real_model, "tokens": tokens,
 }  # fmt: skip
 
 

@@ -74,6 +74,7 @@ def frontier_part(page: Any, done: Finished, task: str, whole: Study | None) -> 
         page.facts |= {"n": n, "found": found[chosen], "judged": asked, "base": base, "points": points[chosen]}
         page.facts |= {"guess": guess, "runs": runs_of(planes), "control": CONTROL in families}
         page.facts |= {"room": strata_part(page, planes, at_k, references, asked, chosen), "room_of": _room(planes)}
+        page.facts["over_control"] = {f: steady(over_control(families, f, len(asked))) for f in asked}
         told = rules(page.facts["rows"], families) if searched else None
         page.facts["told"] = rules_part(page, whole, families, found, n, told)
     drawn = [*points[chosen].values()], [*found[chosen].values()]
@@ -110,11 +111,12 @@ def _gains(families: Families, reference: str) -> dict[str, Interval | None]:
 
 def controls_part(page: Any, planes: Planes, family: str) -> None:
     """Does the instrument find a gain that is there, and none where there is none?"""
-    seeds = min(map(len, planes.runs[family].values()))
-    if seeds < 2 * FEWEST:
+    arms = planes.runs[family].values()
+    seeds, drawn = min(map(len, arms)), min(len(run.seeds) for own in arms for run in own)
+    if seeds < 2 * FEWEST or drawn < 2:
         page.add(
             "### Controls of the instrument",
-            f"Not judged: `{family}` has {seeds} seeds, and both controls need {2 * FEWEST}.",
+            f"Not judged: `{family}` has {seeds} seeds and {drawn} evaluation seeds; the controls need {2 * FEWEST} and 2.",
         )
         return
     rows = []
@@ -131,8 +133,8 @@ def controls_part(page: Any, planes: Planes, family: str) -> None:
         )
     page.add(
         "### Controls of the instrument",
-        f"Both are made of `{family}`'s own samples. Two seeds mixed have more pass@k by arithmetic: a gain must be found. Half "
-        "of the seeds against the other half: none may be found.",
+        f"Both are made of `{family}`'s own samples. Two seeds mixed, half of the samples of each, have more pass@k by "
+        "arithmetic: a gain must be found. Half of the seeds against the other half: none may be found.",
         markdown(["control", f"`{family}` against", "gain", ""], rows),
     )
 
@@ -155,7 +157,7 @@ def one_setting(page: Any, families: Families, points: dict[str, Any], reference
 
 
 def _room(planes: Planes) -> str:
-    return f"base right ≤ {round(ROOM * planes.n)} of {planes.n}"
+    return f"base right ≤ {round(ROOM * planes.sorts)} of {planes.sorts}"
 
 
 def strata_part(
@@ -165,14 +167,14 @@ def strata_part(
     room, at n, over the reference that was ``chosen``."""
     if planes.base is None or planes.n <= max(KS):
         return {}
-    base, room = planes.base, round(ROOM * planes.n)
+    base, room = planes.base, round(ROOM * planes.sorts)
     with_room = dict[str, Interval | None]()
     strata = {
         f"without the base's easiest {EASIEST:.0%}": np.argsort(base, kind="stable")[
             : round((1 - EASIEST) * base.size)
         ],
         _room(planes): np.flatnonzero(base <= room),
-        f"base right > {room} of {planes.n}": np.flatnonzero(base > room),
+        f"base right > {room} of {planes.sorts}": np.flatnonzero(base > room),
     }
     body, ks = [], (*KS, planes.n)
     for name, own in strata.items():
@@ -198,16 +200,16 @@ def rules_part(
     n: int,
     told: list[str] | None = None,
 ) -> list[str]:
-    """What the protocol's rules say of a study that is done: ``told``, or 2 and 3 of a search without a primary measure, 4 of a
-    confirmation. Answers the sentences."""
+    """What the protocol's rules say of a study that is done: ``told``, or 2 and 3 of a search without a primary measure, or the
+    verdicts of a confirmation. Answers the sentences."""
     reference = reference_of(found) if told is None else next(iter(found))
     gains = {name: f.gain for name, f in found[reference].items() if f.gain is not None}
     if told is not None:
         pass
     elif reference == REFERENCES[0]:
-        told = [
-            _verdict(f, families) for f in found[reference].values() if f.family not in found and f.family != CONTROL
-        ]
+        rule = 1 if "primary" in study.evaluate else 4  # of its own protocol
+        named = [f for f in found[reference].values() if f.family not in found and f.family != CONTROL]
+        told = [f"- Rule {rule}: `{f.family}`: {_verdict(f, families)}." for f in named]
     else:
         swept = [name for name in gains if len(families[name]) >= len(families[reference])]
         others = {name: gains[name] for name in swept if name not in found}
@@ -253,7 +255,7 @@ def rules_part(
 def _verdict(f: Frontier, families: Families) -> str:
     swept = len(families[f.family]) > 1
     control = steady(over_control(families, f.family, f.comparisons)) if swept else None
-    return f"- Rule 4: `{f.family}`: {verdict(f, len(families[f.family]), control)}."
+    return verdict(f, len(families[f.family]), control)
 
 
 def _gain(f: Frontier) -> str:

@@ -130,7 +130,7 @@ class Part:
 
     def measured(self, stack: Stack, task: str, n: int, seeds: int) -> Measured:
         world, problems = self.tests[task]
-        return measure(stack, world, problems, n, seeds, self.hard["evaluate"]["max_tokens"])
+        return measure(stack, world, problems, n, range(seeds), self.hard["evaluate"]["max_tokens"])
 
     def teach(self, steps: int) -> dict[str, tuple[dict[str, float], Measured]]:
         """A base of each kind, side by side; their names, what was measured, and the counts."""

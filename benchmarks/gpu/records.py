@@ -23,7 +23,7 @@ from sage_rlvr.files import read_json
 from sage_rlvr.models import write_whole
 from sage_rlvr.models.folders import whole_folder
 from sage_rlvr.stats.counts import COUNTS, compact, from_compact
-from sage_rlvr.study.job import START, STATUS, at_step, start_model
+from sage_rlvr.study.job import PROBE, START, STATUS, at_step, start_model
 from sage_rlvr.study.plan import RECORD, Study, open_folder, read_folder, recorded, refuse_other
 from sage_rlvr.study.read import Finished
 from sage_rlvr.study.run import finished_runs, status_of
@@ -90,6 +90,8 @@ def _record(out: Path, run: str) -> dict[str, Any]:
     }
     if run != "base" and (steps := path_steps(out)):
         record["path"] = {str(step): compact(at_step(out / run / "eval", step)) for step in steps}
+    if run == "base" and (out / run / PROBE).is_dir():
+        record["probe"] = compact(out / run / PROBE)
     made = out / run / "eval" / "made.json"
     if made.is_file():
         record["made"] = json.loads(made.read_text(encoding="utf-8"))
@@ -142,11 +144,13 @@ def _pack_model(model: Path, to: Path, checkpoints: Sequence[str] = ()) -> None:
 def read_records(source: Path) -> Finished:
     """What ``study.read.finished`` says of the folder that they are unpacked into, without it."""
     lines = _lines(source / RUNS)
-    study, tasks, logs = recorded(next(lines)["study"]), {}, {}
+    study, tasks, logs, probe = recorded(next(lines)["study"]), {}, {}, {}
     for record in lines:
         tasks[record["name"]] = from_compact(record["counts"], source).tasks
         logs[record["name"]] = record.get("log", [])
-    return Finished(source, study, {run: tasks[run] for run in study.runs() if run in tasks}, logs.__getitem__)
+        if "probe" in record:
+            probe = from_compact(record["probe"], source).tasks
+    return Finished(source, study, {run: tasks[run] for run in study.runs() if run in tasks}, logs.__getitem__, probe)
 
 
 def unpack(sources: Sequence[str | Path], out: str | Path) -> list[str]:
@@ -207,6 +211,9 @@ def _lay(record: dict[str, Any], folder: Path) -> None:
     (folder / "eval").mkdir(parents=True)
     (folder / "train").mkdir(exist_ok=True)
     write_whole(folder / "eval" / COUNTS, json.dumps(record["counts"]) + "\n")
+    if "probe" in record:
+        (folder / PROBE).mkdir(exist_ok=True)
+        write_whole(folder / PROBE / COUNTS, json.dumps(record["probe"]) + "\n")
     for step, counts in record.get("path", {}).items():
         at = at_step(folder / "eval", step)
         shutil.rmtree(at, ignore_errors=True)

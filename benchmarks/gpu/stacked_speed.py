@@ -82,7 +82,7 @@ def timed(kind: str, folder: str, hard: dict[str, Any], size: tuple[int, int], t
         if device == "cuda":
             torch.cuda.synchronize()
         before = time.perf_counter()
-        measure(stack, world, world.problems(few), 256 if device == "cuda" else 4, 1, 16)
+        measure(stack, world, world.problems(few), 256 if device == "cuda" else 4, [0], 16)
     evaluated = time.perf_counter() - before
     turn.release()
     memory = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0

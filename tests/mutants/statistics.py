@@ -259,9 +259,9 @@ MUTANTS = [
         "study/read.py",
         "tests/study/test_strata.py",
         (
-            "the samples that sorted the problems are the base's result too",
-            "state=base.state[:, 1:], seeds=base.seeds[1:]",
-            "state=base.state, seeds=base.seeds",
+            "the base's own samples sort the problems, whose draws the runs share",
+            "_strata(probe.rights, primary",
+            "_strata(base.rights, primary",
             "test_a_study_s_folder_is_read_by_its_primary_measure",
         ),
         (

@@ -241,7 +241,7 @@ def test_pieces_are_of_one_size_where_that_is_near():
 
 def test_counts_are_of_every_problem_and_runs_are_paired(small):
     model, world, problems = small
-    found = measure(Stack.of(model, 2), world, problems, n=5, seeds=2, length=8)
+    found = measure(Stack.of(model, 2), world, problems, n=5, seeds=[0, 1], length=8)
     assert found.right.shape == (2, 40, 2)
     assert (found.right[0] == found.right[1]).all(), "equal models, equal draws"
     assert (found.tokens[0] == found.tokens[1]).all()

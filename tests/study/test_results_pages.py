@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -60,12 +61,12 @@ def finish(out, run, rng, tasks):
     write_whole(out / run / STATUS, json.dumps(now))
 
 
-def make_study(root, name, variants=SWEPT, tasks=("t",), left_out=1, kl=None):
+def make_study(root, name, variants=SWEPT, tasks=("t",), left_out=1, kl=None, **evaluate):
     """A study with all but its last runs done, and its records where the script looks; its own folder is answered. ``kl``: of
-    each run, in place of what all of them log."""
+    each run, in place of what all of them log. ``evaluate``: more of that part."""
     out, rng = root / "runs" / name, np.random.default_rng(0)
     settings = variants if isinstance(variants, dict) else {v: {} for v in variants}
-    study = Study(name, variants=settings, evaluate={"tasks": list(tasks), "n": 8}, **PARTS)
+    study = Study(name, variants=settings, evaluate={"tasks": list(tasks), "n": 8, **evaluate}, **PARTS)
     open_folder(study, out)
     (out / "base").mkdir()
     write_whole(out / "base" / "start.json", json.dumps({"model": "m"}))
@@ -233,6 +234,36 @@ def test_a_confirmation_is_looked_at_once(tmp_path, script, monkeypatch):
     assert "8 of 9 done" in page.decode()
     assert "| base |" in page.decode()
     assert not re.search(r"\+beta|Rule|## Training", page.decode())
+
+
+def test_the_room_s_confirmation_is_told_once_it_is_whole(tmp_path, script, monkeypatch):
+    """On the evidence page: how far it is, then every family with its gain, its control's and its verdict by rule 1."""
+    variants = {f"{family}+beta{beta}": {} for family in ("reference", "maxrl", "low_rate") for beta in ("0.1", "0.4")}
+    for v in variants:
+        monkeypatch.setitem(RATES, v, RATES[f"{'sage' if v.startswith('maxrl') else 'grpo_k3'}+{v.split('+')[1]}"])
+    index = tmp_path / "docs" / "evidence" / "index.md"
+    index.parent.mkdir(parents=True)
+    index.write_text("Before.\n\n<!-- made: room_confirmed -->\n\n<!-- /made -->\n\nAfter.\n")
+    make_study(tmp_path, "hard_confirm", variants, left_out=1, primary={"k": 4})
+    assert script("--root", tmp_path)[0] == 0
+    of = len(variants) * len(PARTS["seeds"])
+    assert f"{of - 1} of {of} runs are done. No arm is shown before the last one." in index.read_text()
+    shutil.rmtree(tmp_path / "runs")
+    folder = make_study(tmp_path, "hard_confirm", variants, left_out=0, primary={"k": 4})
+    assert script("--root", tmp_path)[0] == 0
+    said = index.read_text()
+    assert said.startswith("Before.")
+    assert said.endswith("After.\n")
+    (rows,) = tables(said).values()
+    found = {f.family: f for f in frontiers(read_planes(folder, "t").families(), "reference")}
+    assert set(rows) == {"`maxrl`", "`low_rate`"}
+    assert numbers(rows["`maxrl`"]["gain over GRPO"])[0] == pytest.approx(found["maxrl"].gain.mean, abs=5e-4)
+    assert numbers(rows["`maxrl`"]["gain over the low rate, corrected for 1"])[0] == pytest.approx(
+        frontiers(read_planes(folder, "t").families(), "low_rate")[1].gain.mean, abs=5e-4
+    )
+    assert "\n- `maxrl`: is not judged (2 seeds of 3).\n" in said
+    page = (tmp_path / "docs" / "results" / "hard_confirm.md").read_text()
+    assert "- Rule 1: `maxrl`: is not judged (2 seeds of 3)." in page
 
 
 def test_what_is_said_of_a_real_models_variant(neighbours):

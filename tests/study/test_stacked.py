@@ -1,11 +1,10 @@
 """A study by the stacked engine: the same folder as by the other, resumed after a kill, refused where it has no code."""
 
 import json
+import multiprocessing as mp
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from types import SimpleNamespace
 
@@ -18,13 +17,13 @@ from sage_rlvr.errors import Failed, UserError
 from sage_rlvr.processes import alive
 from sage_rlvr.stats.counts import counts_of
 from sage_rlvr.study import stacked
-from sage_rlvr.study.job import at_step
+from sage_rlvr.study.job import PROBE, at_step
 from sage_rlvr.study.plan import load_study
 from sage_rlvr.study.read import read_planes, read_runs, study_rows
 from sage_rlvr.study.run import _unfinished, finished_runs
 from sage_rlvr.study.stacked import run_stacked
 from sage_rlvr.tasks import load_task
-from tests.forked import Started
+from tests import forked
 
 STUDY = {
     "base": {
@@ -41,7 +40,7 @@ STUDY = {
     "seeds": [0, 1],
     "evaluate": {
         "tasks": ["countdown-ltr-3"], "n": 8, "seeds": 2, "limit": 20, "max_tokens": 10,
-        "path": {"steps": [2, 4], "n": 4, "seeds": 1},
+        "path": {"steps": [2, 4], "n": 4, "seeds": 1}, "primary": {"k": 4, "strata": [8]},
     },
 }  # fmt: skip
 RUNS = {"grpo+beta0.0-s0", "grpo+beta0.0-s1", "grpo+beta0.05-s0", "grpo+beta0.05-s1", "branch-s0"}
@@ -61,6 +60,12 @@ def done(tmp_path_factory):
     return study, folder / "out"
 
 
+def with_its_base(done, out):
+    """A folder in which the base is made."""
+    shutil.copytree(done[1] / "base", out / "base")
+    return out
+
+
 def test_its_folder_is_read_as_any_studys(done, tmp_path):
     _, out = done
     assert set(finished_runs(out)) == {"base", *RUNS}
@@ -77,6 +82,20 @@ def test_its_folder_is_read_as_any_studys(done, tmp_path):
     assert steps == [2, 4, 6]
     assert pack(out, tmp_path / "records") == 6
     assert set(unpack([tmp_path / "records"], tmp_path / "again")) == {"base", *RUNS}
+
+
+def test_the_probe_is_the_base_s_with_draws_of_its_own_and_is_made_where_it_lacks(done, tmp_path):
+    study, out = done
+    there = shutil.copytree(out, tmp_path / "out")
+    shutil.rmtree(there / "base" / PROBE)
+    assert run_stacked(written(tmp_path), there, only="none")[1] == []
+    for folder in (out, there):
+        probe = counts_of(folder / "base" / PROBE).tasks["countdown-ltr-3"]
+        own = counts_of(folder / "base" / "eval").tasks["countdown-ltr-3"]
+        assert (probe.seeds, own.seeds, probe.n) == ([study.probe_seed], [0, 1], 8)
+        assert all((probe.tokens[:, 0] != own.tokens[:, w]).any() for w in (0, 1)), "other draws"
+        assert abs(probe.tokens.mean() - own.tokens.mean()) < 4, "of the same model"
+    assert len(read_planes(there, "countdown-ltr-3").strata[0]) == 20
 
 
 def test_trained_weights_are_a_model_that_answers_as_it_was_counted(done):
@@ -134,12 +153,12 @@ def test_the_next_stack_starts_from_the_base_again(done, tmp_path):
     assert all(torch.equal(x, before[name]) for name, x in engine.model.state_dict().items())
 
 
-def test_a_run_that_diverges_is_failed_and_the_one_beside_it_done(tmp_path):
+def test_a_run_that_diverges_is_failed_and_the_one_beside_it_done(done, tmp_path):
     """At a rate of 1e30 every weight is infinite after a step."""
     variants = {"wild": {"guide": "branch", "learning_rate": 1e30}, "grpo": {"beta": 0.05}}
     evaluated = STUDY["evaluate"] | {"path": {}}
     file = written(tmp_path, variants=variants, seeds=[0], evaluate=evaluated)
-    _, left = run_stacked(file, tmp_path / "out")
+    _, left = run_stacked(file, with_its_base(done, tmp_path / "out"))
     assert left == ["wild-s0"]
     status = json.loads((tmp_path / "out" / "wild-s0" / "status.json").read_text())
     assert status["state"] == "failed"
@@ -166,7 +185,7 @@ def _stacked_study(file, out):
 
 def test_killed_it_goes_on_with_the_next_stack(tmp_path):
     file, out = written(tmp_path), tmp_path / "out"
-    process = Started(_stacked_study, str(file), str(out))
+    process = forked.Started(_stacked_study, str(file), str(out))
     first = out / "grpo+beta0.0-s0" / "status.json"
     while not (first.is_file() and json.loads(first.read_text())["state"] == "done"):
         assert process.poll() is None, process.end()
@@ -199,11 +218,14 @@ def test_stacks_side_by_side_are_done_by_processes_of_their_own(done, tmp_path, 
         assert found == pytest.approx(theirs, abs=0.5)
 
 
-@pytest.mark.slow
-def test_a_process_that_dies_ends_the_study_with_a_sentence(tmp_path, monkeypatch):
-    monkeypatch.setitem(stacked.PROCESSES, "cpu", 2)
-    out = tmp_path / "out"
+def _forks_two(file, out, watch=lambda study, out: None):
+    """Two processes as above, forked (tests/forked.py): they import nothing anew. Nothing may have trained in this one."""
+    stacked.PROCESSES["cpu"] = 2
+    stacked.get_context = lambda _: mp.get_context("fork")
+    run_stacked(file, out, 1, watch)
 
+
+def _kills_one(file, out):
     def kill_one(study, out):
         for run in RUNS:
             who = stacked.status_of(out, run)
@@ -211,9 +233,16 @@ def test_a_process_that_dies_ends_the_study_with_a_sentence(tmp_path, monkeypatc
                 os.kill(who["pid"], signal.SIGKILL)
 
     with pytest.raises(Failed, match="smaller --jobs"):
-        run_stacked(written(tmp_path), out, 1, kill_one)
-    monkeypatch.setitem(stacked.PROCESSES, "cpu", 1)
-    assert run_stacked(written(tmp_path), out, jobs=3)[1] == []
+        _forks_two(file, out, kill_one)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_ends_the_study_with_a_sentence(done, tmp_path):
+    file, out = written(tmp_path), with_its_base(done, tmp_path / "out")
+    ended = forked.run(_kills_one, file, out)
+    assert ended.returncode == 0, ended.stderr
+    assert len(finished_runs(out)) < 1 + len(RUNS)
+    assert run_stacked(file, out, jobs=3)[1] == []
 
 
 def test_products_are_in_bf16_where_the_study_says_so(done, tmp_path):
@@ -228,32 +257,21 @@ def test_products_are_in_bf16_where_the_study_says_so(done, tmp_path):
     assert found == pytest.approx(theirs, rel=0.1)
 
 
-TWO_PROCESSES = """
-import sys
-from sage_rlvr.study import stacked
-if __name__ == "__main__":
-    stacked.PROCESSES["cpu"] = 2
-    stacked.run_stacked(*sys.argv[1:], jobs=1)
-"""
-
-
 @pytest.mark.slow
-def test_processes_end_with_the_one_that_started_them(tmp_path):
+def test_processes_end_with_the_one_that_started_them(done, tmp_path):
     """Killed, it cannot tell them; whoever goes on with the study would meet them in the same runs."""
-    file, out = written(tmp_path, train=STUDY["train"] | {"max_steps": 100_000}), tmp_path / "out"
-    script = tmp_path / "two.py"
-    script.write_text(TWO_PROCESSES)
-    process = subprocess.Popen([sys.executable, script, file, out])  # no fork: what it starts is spawned
+    file = written(tmp_path, train=STUDY["train"] | {"max_steps": 100_000})
+    out = with_its_base(done, tmp_path / "out")
+    process = forked.Started(_forks_two, file, out)
 
     def trained_by():
         states = [stacked.status_of(out, run) for run in RUNS] if (out / "study.json").is_file() else []
         return {who["pid"] for who in states if who["state"] == "running"} - {process.pid}
 
-    while len(pids := trained_by()) < 2:
-        assert process.poll() is None
-        time.sleep(0.1)
-    process.kill()
-    process.wait()
+    process.wait_for(lambda: len(trained_by()) == 2, "the start of two")
+    pids = trained_by()
+    process.send_signal(signal.SIGKILL)
+    process.end()
     waited = 0
     while any(map(alive, pids)):
         assert (waited := waited + 1) < 600, f"{pids} still train"
@@ -290,9 +308,9 @@ def test_seeds_come_one_after_the_other_and_only_what_is_alike_is_stacked(tmp_pa
     ("setting", "value", "said"),
     [("use_vllm", True, "use_vllm"), ("dynamic_sampling", 2, "dynamic_sampling"), ("sft", {}, "sft")],
 )
-def test_what_it_has_no_code_for_is_one_sentence(tmp_path, setting, value, said):
+def test_what_it_has_no_code_for_is_one_sentence(done, tmp_path, setting, value, said):
     with pytest.raises(UserError, match=f"stacked engine has no {said}"):
-        run_stacked(written(tmp_path, train=STUDY["train"] | {setting: value}), tmp_path / "out")
+        run_stacked(written(tmp_path, train=STUDY["train"] | {setting: value}), with_its_base(done, tmp_path / "out"))
 
 
 @pytest.mark.parametrize(

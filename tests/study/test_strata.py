@@ -7,13 +7,15 @@ import pytest
 
 from benchmarks.claims import pairs
 from benchmarks.controls import HALF, MIXED, null, positive
+from benchmarks.gpu.records import pack, read_records, unpack
 from sage_rlvr import UserError
+from sage_rlvr.evaluate.arguments import EvalArguments
 from sage_rlvr.models import write_whole
 from sage_rlvr.stats.counts import RIGHT, WRONG, TaskCounts
 from sage_rlvr.stats.frontier import Planes, Point, frontiers
 from sage_rlvr.stats.matched import matched
 from sage_rlvr.stats.pass_at_k import pass_at_k
-from sage_rlvr.study.job import STATUS
+from sage_rlvr.study.job import PROBE, START, STATUS
 from sage_rlvr.study.plan import Study, open_folder
 from sage_rlvr.study.read import _strata, read_planes
 from tests.evaluate.runs import make_run
@@ -94,18 +96,29 @@ def test_the_interval_holds_95_times_in_100():
     assert 0.93 - 0.025 <= held / studies <= 0.97 + 0.02
 
 
-def test_the_first_evaluation_of_the_base_sorts_the_problems():
-    base = counts([[0, 9], [1, 0], [2, 0], [3, 0], [8, 0], [0, 0], [9, 0]], 10, 2)
-    found = _strata(base, [0, 2, 8])
-    assert [own.tolist() for own in found] == [[0, 5], [1, 2], [3, 4]]
+def test_the_problems_are_sorted_at_the_edges():
+    rights = np.array([0, 1, 2, 3, 8, 0, 9])
+    assert [own.tolist() for own in _strata(rights, [0, 2, 8])] == [[0, 5], [1, 2], [3, 4]]
     with pytest.raises(UserError, match="fewer than two problems up to 1 right"):
-        _strata(base, [0, 1, 8])
-    with pytest.raises(UserError, match="two evaluation seeds"):
-        _strata(counts([1, 2, 3], 10), [0, 2])
+        _strata(rights, [0, 1, 8])
+
+
+@pytest.mark.parametrize(("seeds", "probe"), [(None, 1), (1, 1), (2, 2), ([3], 3), ([3, 7], 8)])
+def test_the_probe_has_a_seed_that_no_run_is_evaluated_with(seeds, probe):
+    """As ``EvalArguments`` reads them: a single number is how many."""
+    asked = {**EVALUATED, "primary": {"k": 2, "strata": [0, 1]}, **({} if seeds is None else {"seeds": seeds})}
+    study = Study("s", {"model_name_or_path": "m"}, {}, {"grpo": {}}, [0], asked)
+    assert study.probe_seed == probe
+    own = EvalArguments(model="m", out="o", **{k: v for k, v in asked.items() if k != "primary"}).seeds
+    assert probe not in own
+    assert EvalArguments(model="m", out="o", tasks=["t"], seeds=[probe, probe]).seeds == [probe]
+    assert (
+        Study("s", {"model_name_or_path": "m"}, {}, {"grpo": {}}, [0], asked | {"primary": {"k": 2}}).probe_seed is None
+    )
 
 
 def test_a_study_s_folder_is_read_by_its_primary_measure(tmp_path):
-    """Four samples in two evaluations of two. By the base's first: p0 and p1 have none right, p2 and p3 one, p4 two: left out."""
+    """Four samples in two evaluations of two. By the probe: p0 and p1 have none right, p2 and p3 one, p4 two: left out."""
     evaluated = {**EVALUATED, "primary": {"k": 2, "strata": [0, 1]}}
     parts = {"base": {"model_name_or_path": "m"}, "train": {}, "seeds": [0]}
     open_folder(Study("s", variants={"grpo+beta1": {}, "grpo+beta2": {}}, evaluate=evaluated, **parts), tmp_path)
@@ -117,9 +130,19 @@ def test_a_study_s_folder_is_read_by_its_primary_measure(tmp_path):
     for run, own in words.items():
         make_run(tmp_path / run / "eval", {"t": {f"p{i}": word for i, word in enumerate(own)}})
         write_whole(tmp_path / run / STATUS, json.dumps({"state": "done", "stage": "eval", "pid": 1}))
+    with pytest.raises(UserError, match=r"the strata need the base's probe.*remove base/status\.json"):
+        read_planes(tmp_path, "t")
+    probe = {f"p{i}": [word] for i, word in enumerate(["00", "00", "01", "10", "11"])}
+    make_run(tmp_path / "base" / PROBE, {"t": probe})
     planes = read_planes(tmp_path, "t")
     assert [own.tolist() for own in planes.strata] == [[0, 1], [2, 3]]
-    assert planes.start == pytest.approx(((1 / 2 + 1 / 4) / 2, (1 / 2 + 1 / 2) / 2)), "by its second evaluation alone"
+    assert (planes.base.tolist(), planes.sorts) == ([0, 0, 1, 1, 2], 2)
+    assert planes.start == pytest.approx(((1 / 4 + 3 / 8) / 2, (5 / 12 + 2 / 3) / 2)), "of all of its own samples"
+    write_whole(tmp_path / "base" / START, json.dumps({"model": "m"}))
+    pack(tmp_path, tmp_path / "records")
+    assert unpack([tmp_path / "records"], tmp_path / "there") == ["base", "grpo+beta1-s0", "grpo+beta2-s0"]
+    for again in (read_records(tmp_path / "records"), tmp_path / "there"):
+        assert [own.tolist() for own in read_planes(again, "t").strata] == [[0, 1], [2, 3]]
     first, second = (p.mean for p in planes.families()["grpo"])
     assert first == pytest.approx(((3 / 8 + 4 / 8) / 2, (1 / 2 + (1 + 1 / 2) / 2) / 2))
     assert second == pytest.approx(((6 / 8 + 4 / 8) / 2, ((1 + 5 / 6) / 2 + 1 / 2) / 2))
@@ -137,10 +160,10 @@ def test_a_primary_measure_that_means_nothing_is_refused(primary):
 def planes(rng, apart, seeds=12, problems=150, n=64):
     """Four arms of one family; a seed's success on a problem differs from another seed's by ``apart`` logits."""
     ease = rng.normal(-3, 1, problems)
-    runs = {}
+    runs, draws = {}, rng.random((problems, 2, n // 2))  # each run's, as evaluation seeds are: paired
     for beta, shift in ((0.01, 1.5), (0.05, 1.0), (0.1, 0.5), (0.2, 0.0)):
         rate = 1 / (1 + np.exp(-(ease + shift + apart * rng.standard_normal((seeds, problems)))))
-        runs[f"grpo+beta{beta}"] = [counts(rng.binomial(n, row), n) for row in rate]
+        runs[f"grpo+beta{beta}"] = [counts((draws < row[:, None, None]).sum(2), n // 2, 2) for row in rate]
     strata = tuple(np.array_split(np.argsort(ease), 3))
     return Planes([str(i) for i in range(problems)], n, None, {"grpo": runs}, 16, strata)
 
@@ -150,10 +173,9 @@ def test_the_positive_control_is_found_and_the_null_is_not():
     plane = planes(rng, apart=1.0)
     mixed = positive(plane, "grpo")
     of = mixed.families()
-    for one, two in zip(of["grpo"], of[MIXED]):
-        assert two.x == pytest.approx((one.x[::2] + one.x[1::2]) / 2), "a mixture's pass@1 is the mean of both"
-    a, b = plane.runs["grpo"]["grpo+beta0.05"][:2]
-    assert of[MIXED][1].y[0] == pytest.approx(pass_at_k(np.full(150, 128), a.rights + b.rights, 16))
+    a, b = ((run.state == RIGHT).sum(2) for run in plane.runs["grpo"]["grpo+beta0.05"][:2])
+    assert of[MIXED][1].x[0] == pytest.approx((a[:, 0] + b[:, 1]) / 64), "half of the samples of each"
+    assert of[MIXED][1].y[0] == pytest.approx(pass_at_k(np.full(150, 64), a[:, 0] + b[:, 1], 16))
     assert frontiers(of, "grpo")[1].gain.low > 0.01
     assert frontiers(positive(planes(rng, apart=0.0), "grpo").families(), "grpo")[1].gain.low < 0.002
     all_seeds, (even, odd) = plane.runs["grpo"], null(plane, "grpo").runs.values()

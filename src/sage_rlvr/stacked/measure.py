@@ -1,5 +1,6 @@
 """How many samples of each problem are right, for every run of a stack: what ``counts.json`` keeps of an evaluation."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,24 +39,24 @@ class Measured:
 
 
 @torch.no_grad()
-def measure(stack: Stack, world: World, problems: Problems, n: int, seeds: int, length: int) -> Measured:
+def measure(stack: Stack, world: World, problems: Problems, n: int, seeds: Sequence[int], length: int) -> Measured:
     """At temperature 1. All runs answer with the same draws, so that their differences are paired."""
     runs, device = stack.runs, world.device
     size = _piece(len(problems.all), max(1, AT_ONCE[torch.device(device).type] // (runs * n)))
-    right = torch.zeros(runs, len(problems.all), seeds, dtype=torch.long, device=device)
+    right = torch.zeros(runs, len(problems.all), len(seeds), dtype=torch.long, device=device)
     tokens, cut = torch.zeros_like(right), torch.zeros(runs, dtype=torch.long, device=device)
-    for seed in range(seeds):
+    for w, seed in enumerate(seeds):
         generator = torch.Generator(device).manual_seed(seeded("evaluation", world.task, seed))
         for chunk in torch.arange(len(problems.all), device=device).split(size):
             which = chunk.expand(runs, -1)
             drawn = torch.rand(len(chunk), n, length, generator=generator, device=device)
             ids = stack.sample(problems.prompts(which), drawn.expand(runs, -1, -1, -1), world.end, world.pad)
             mask = counted(ids, world.end)
-            right[:, chunk, seed] = world.right(problems, which, ids).sum(-1)
-            tokens[:, chunk, seed] = mask.sum((-1, -2))
+            right[:, chunk, w] = world.right(problems, which, ids).sum(-1)
+            tokens[:, chunk, w] = mask.sum((-1, -2))
             cut += (ids != world.end).all(-1).sum((1, 2))
     names = [p.id for p in problems.all]
-    return Measured(world.task, names, list(range(seeds)), n, right.cpu(), tokens.cpu(), cut.cpu())
+    return Measured(world.task, names, list(seeds), n, right.cpu(), tokens.cpu(), cut.cpu())
 
 
 def _piece(problems: int, most: int) -> int:

@@ -10,8 +10,8 @@ the higher, and 12 arms beat 4 on one and the same line in 11% of studies instea
 (``stats.intervals``), the uncertainty of the range among them, since harder problems move both frontiers to the left together.
 
 A study may name its primary measure, as in ``evaluate: {primary: {k: 64, strata: [0, 2, 8, 25]}}``. Problems are sorted by how
-many samples of the base's first evaluation seed were right (0; 1–2; 3–8; 9–25; the rest is left out). Families are compared
-within each stratum, and heights and gains are averaged over the strata. Those samples of the base are used for nothing else.
+many samples of the base's probe were right (0; 1–2; 3–8; 9–25; the rest is left out): an evaluation of its own, whose draws no
+run shares, used for nothing else. Families are compared within each stratum, and heights and gains are averaged over the strata.
 """
 
 import re
@@ -193,11 +193,12 @@ class Planes:
 
     problems: list[str]
     n: int  # samples of each
-    base: np.ndarray | None  # (problems,) right of n by the base; None where it lacks one
+    base: np.ndarray | None  # (problems,) right of ``sorts`` samples by the base: of its probe, where there is one
     runs: dict[str, dict[str, list[TaskCounts]]]  # family → variant → a seed each
     k: int  # of the primary measure; n where the study names none
     strata: tuple[np.ndarray, ...] = ()  # of the primary measure: indices of problems
     start: tuple[float, float] | None = None  # the base's pass@1 and pass@k by the primary measure
+    sorts: int = 0
 
     def families(self, k: int | None = None) -> Families:
         """family → its points, pass@1 and pass@k over all problems. Without k: the primary measure."""

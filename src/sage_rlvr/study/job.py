@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 STATUS = "status.json"
 START = "start.json"  # of the base: what the variants start from
+PROBE = "probe"  # of the base: the evaluation that sorts the problems into strata
 GO_ON = "run the study's command again"
 PART = 10_000  # problems that are demonstrated in one process
 GROUP = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what TRL writes for a colocated engine
@@ -181,7 +182,7 @@ def train_variant(study: Study, out: Path, run: str, engine: str = "trl") -> str
 
 
 def _evaluate(study: Study, model: str, folder: Path, run: str) -> None:
-    """The run's last weights, then those of the steps that ``path`` names, each in a folder of its own."""
+    """The run's last weights, then those of the steps that ``path`` names, each in a folder of its own; of the base its probe."""
     from sage_rlvr.evaluate.backends import Engines
     from sage_rlvr.evaluate.run import EvalArguments, evaluate
 
@@ -189,6 +190,13 @@ def _evaluate(study: Study, model: str, folder: Path, run: str) -> None:
     path = settings.pop("path", {})
     with closing(Engines()) as engines:
         evaluate(EvalArguments(**{"model": model, "out": str(folder), **settings}), engines=engines)
+        if run == "base" and (seed := study.probe_seed) is not None:
+            own = {
+                "model": model,
+                "out": str(folder.with_name(PROBE)),
+                "seeds": [seed, seed],
+            }  # one number alone: how many
+            evaluate(EvalArguments(**{**settings, **own}), engines=engines)
         for step in path.get("steps", []) if run != "base" else []:
             own = {key: value for key, value in path.items() if key != "steps"}
             weights = {"model": str(folder.parent / "train" / f"checkpoint-{step}"), "out": str(at_step(folder, step))}

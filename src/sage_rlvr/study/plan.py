@@ -73,6 +73,16 @@ class Study:
                 "{k: 64, strata: [0, 2, 8, 25]}."
             )
 
+    @property
+    def probe_seed(self) -> int | None:
+        """The seed of the base's probe, which sorts the problems into strata: one that no run is evaluated with. A run near the
+        base, evaluated with the probe's own draws, would be right where the probe was by luck."""
+        if not self.evaluate.get("primary", {}).get("strata"):
+            return None
+        seeds = self.evaluate.get("seeds", 1)
+        many = seeds if isinstance(seeds, list) else [seeds]
+        return int(many[0]) if len(many) == 1 else max(many) + 1  # a single number: how many
+
     def _check_path(self) -> None:
         """Checkpoints that are to be evaluated are written, and kept until then."""
         path = self.evaluate.get("path", {})

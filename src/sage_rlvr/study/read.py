@@ -1,7 +1,7 @@
 """What a study's folder says: its runs' counts and logs, as the statistics want them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,12 +10,13 @@ import numpy as np
 from sage_rlvr.errors import UserError
 from sage_rlvr.files import read_lines
 from sage_rlvr.stats.against import Standings
-from sage_rlvr.stats.counts import RIGHT, TaskCounts, counts_of
+from sage_rlvr.stats.counts import TaskCounts, counts_of
 from sage_rlvr.stats.distance import Run
 from sage_rlvr.stats.estimates import pass_grid
 from sage_rlvr.stats.frontier import Planes, Point
 from sage_rlvr.stats.pass_at_k import pass_at_k
 from sage_rlvr.stats.table import Row, common_problems, variant_row
+from sage_rlvr.study.job import PROBE, STATUS
 from sage_rlvr.study.plan import Study, read_folder
 from sage_rlvr.study.run import finished_runs
 
@@ -32,6 +33,7 @@ class Finished:
     study: Study
     runs: dict[str, Tasks]
     log: Callable[[str], list[dict[str, Any]]]  # of a run's training; empty where there is none
+    probe: Tasks  # the base's samples that sort the problems into strata; empty where the study has none
 
 
 Source = str | Path | Finished
@@ -48,7 +50,10 @@ def finished(out: Source) -> Finished:
         return [*read_lines(path)] if path.is_file() else []
 
     runs = {run: counts_of(samples).tasks for run, samples in finished_runs(folder).items()}
-    return Finished(folder, read_folder(folder), runs, log)
+    probe = folder / "base" / PROBE
+    study = read_folder(folder)
+    asked = study.probe_seed is not None and probe.is_dir()
+    return Finished(folder, study, runs, log, counts_of(probe).tasks if asked else {})
 
 
 def on_task(task: str, runs: dict[str, Tasks]) -> dict[str, TaskCounts]:
@@ -107,24 +112,25 @@ def read_planes(out: Source, task: str) -> Planes:
     n = first.n * len(first.seeds)
     base = base.only(keep) if base is not None and set(keep) <= set(base.problems) else None
     primary = study.evaluate.get("primary", {})
-    strata = _strata(base, primary["strata"]) if "strata" in primary else ()
-    k = primary.get("k", n)
-    if base is None:
-        return Planes(keep, n, None, runs, k)
-    # the first seed sorted the problems
-    rest = replace(base, state=base.state[:, 1:], seeds=base.seeds[1:]) if strata else base
-    start = Point("base", pass_grid([rest], 1), pass_grid([rest], k), strata).mean if (rest.totals >= k).all() else None
-    return Planes(keep, n, base.rights, runs, k, strata, start)
+    strata, k = tuple[np.ndarray, ...](), primary.get("k", n)
+    probe = base  # what the post-hoc strata of a page are made of
+    if "strata" in primary:
+        probe = done.probe.get(task)
+        if probe is None or not set(keep) <= set(probe.problems):
+            raise UserError(
+                f"{done.out}: the strata need the base's probe, its samples of every problem that no run shares: remove "
+                f"base/{STATUS} there and run the study again."
+            )
+        probe = probe.only(keep)
+        strata = _strata(probe.rights, primary["strata"])
+    if base is None or probe is None:
+        return Planes(keep, n, None, runs, k, strata)
+    start = Point("base", pass_grid([base], 1), pass_grid([base], k), strata).mean if (base.totals >= k).all() else None
+    return Planes(keep, n, probe.rights, runs, k, strata, start, probe.n * len(probe.seeds))
 
 
-def _strata(base: TaskCounts | None, edges: Sequence[int]) -> tuple[np.ndarray, ...]:
-    """Problems by the base's right answers of its first seed: up to the first edge, up to the second, and so on."""
-    if base is None or len(base.seeds) < 2:
-        raise UserError(
-            "the strata need the base's samples of every problem, from two evaluation seeds or more (evaluate: {seeds: 2}): "
-            "the first sorts the problems."
-        )
-    rights = (base.state[:, 0] == RIGHT).sum(1)
+def _strata(rights: np.ndarray, edges: Sequence[int]) -> tuple[np.ndarray, ...]:
+    """Problems by the probe's right answers: up to the first edge, up to the second, and so on."""
     of = np.searchsorted(edges, rights)  # 0: up to the first edge
     found = tuple(np.flatnonzero(of == i) for i in range(len(edges)))
     if few := [str(edge) for edge, own in zip(edges, found) if own.size < 2]:

@@ -35,7 +35,7 @@ from sage_rlvr.stacked.teach import teach
 from sage_rlvr.stacked.train import Run, size_of, train
 from sage_rlvr.stacked.world import FORMAT, Problems, World
 from sage_rlvr.stats.counts import COUNTS, VERSION
-from sage_rlvr.study.job import START, STATUS, at_step, build_base, demonstration_rows, start_model
+from sage_rlvr.study.job import PROBE, START, STATUS, at_step, build_base, demonstration_rows, start_model
 from sage_rlvr.study.plan import Study, load_study, open_folder
 from sage_rlvr.study.run import LOCK, status_of
 from sage_rlvr.tasks import load_task
@@ -233,6 +233,9 @@ class _Engine:
             self._say("base", "running", "eval")
             self._measure(Stack.of(self.model, 1, self.device, self.dtype), ["base"])
             self._say("base", "done", "eval", model=folder)
+        if study.probe_seed is not None and not (out / "base" / PROBE / COUNTS).is_file():
+            own = Stack.of(self.model, 1, self.device, self.dtype)
+            self._count(own, ["base"], PROBE, self.asked | {"seeds": [study.probe_seed]})
 
     # ---- a stack ------------------------------------------------------------------------------------------------------
 
@@ -279,20 +282,23 @@ class _Engine:
     def _measure(
         self, stack: Stack, names: list[str], step: int | None = None, over: dict[str, Any] | None = None
     ) -> None:
-        """Writes every run's counts.json, as ``stats/counts.py`` keeps them: which solutions were found is left out."""
         asked = self.asked | {key: value for key, value in (over or {}).items() if key in EVALUATED}
+        folder = Path("eval") if step is None else at_step(Path("eval"), step)
+        self._count(stack, names, folder.name, asked | {"seeds": range(asked["seeds"])})
+
+    def _count(self, stack: Stack, names: list[str], where: str, asked: dict[str, Any]) -> None:
+        """Writes every run's counts.json, as ``stats/counts.py`` keeps them: which solutions were found is left out."""
         found = {
             task: measure(stack, world, problems, asked["n"], asked["seeds"], asked["max_tokens"])
             for task, (world, problems) in self.tests.items()
         }
         for r, name in enumerate(names):
-            folder = self.out / name / "eval"
-            folder = folder if step is None else at_step(folder, step)
+            folder = self.out / name / where
             folder.mkdir(parents=True, exist_ok=True)
             about = {
                 "run": name,
                 "model": str(self.out / name / "train"),
-                "settings": asked | {"engine": "stacked"},
+                "settings": asked | {"seeds": len(asked["seeds"]), "engine": "stacked"},
                 "notes": [],
             }
             record = {"version": VERSION, **about, "tasks": {task: x.cells(r) for task, x in found.items()}}
