@@ -123,7 +123,7 @@ def room_confirmed(_: Path, facts: Facts) -> str | None:
     at_once = f"corrected for {len(own['judged'])}"
     head = ["family", "seeds", "gain over GRPO", at_once, f"gain over the low rate, {at_once}", "GPU-minutes"]
     told = "\n".join(line.replace("- Rule 1: ", "- ") for line in own["told"])
-    return f"{markdown(head, body)}\n\n{told}"
+    return f"{markdown(head, body)}\n{told}"
 
 
 def states(root: Path, facts: Facts) -> str | None:
