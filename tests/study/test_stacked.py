@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from benchmarks.gpu.records import pack, unpack
+from benchmarks.gpu.records import ONE, keep, pack, unpack
 from sage_rlvr.errors import Failed, UserError
 from sage_rlvr.processes import alive
 from sage_rlvr.stats.counts import counts_of
@@ -88,6 +88,8 @@ def test_the_probe_is_the_base_s_with_draws_of_its_own_and_is_made_where_it_lack
     study, out = done
     there = shutil.copytree(out, tmp_path / "out")
     shutil.rmtree(there / "base" / PROBE)
+    (there / "base" / ONE).unlink(missing_ok=True)
+    assert "probe" not in keep(there, "base"), "a record that was made before"
     assert run_stacked(written(tmp_path), there, only="none")[1] == []
     for folder in (out, there):
         probe = counts_of(folder / "base" / PROBE).tasks["countdown-ltr-3"]
@@ -96,6 +98,7 @@ def test_the_probe_is_the_base_s_with_draws_of_its_own_and_is_made_where_it_lack
         assert all((probe.tokens[:, 0] != own.tokens[:, w]).any() for w in (0, 1)), "other draws"
         assert abs(probe.tokens.mean() - own.tokens.mean()) < 4, "of the same model"
     assert len(read_planes(there, "countdown-ltr-3").strata[0]) == 20
+    assert keep(there, "base")["probe"] == keep(out, "base")["probe"]
 
 
 def test_trained_weights_are_a_model_that_answers_as_it_was_counted(done):

@@ -229,13 +229,16 @@ class _Engine:
             world = World(task, self.tokenizer, self.device)
             self.tests[task] = world, world.problems(load_task(task, limit=self.asked["limit"], split="test"))
         self.drawn: dict[tuple[str, int | None], tuple[World, Problems]] = {}  # (task, rows) → its training problems
-        if status_of(out, "base")["state"] != "done":
+        done = status_of(out, "base")["state"] == "done"
+        unprobed = study.probe_seed is not None and not (out / "base" / PROBE / COUNTS).is_file()
+        if not done or unprobed:
             self._say("base", "running", "eval")
-            self._measure(Stack.of(self.model, 1, self.device, self.dtype), ["base"])
-            self._say("base", "done", "eval", model=folder)
-        if study.probe_seed is not None and not (out / "base" / PROBE / COUNTS).is_file():
             own = Stack.of(self.model, 1, self.device, self.dtype)
-            self._count(own, ["base"], PROBE, self.asked | {"seeds": [study.probe_seed]})
+            if not done:
+                self._measure(own, ["base"])
+            if unprobed:
+                self._count(own, ["base"], PROBE, self.asked | {"seeds": [study.probe_seed]})
+            self._say("base", "done", "eval", model=folder)
 
     # ---- a stack ------------------------------------------------------------------------------------------------------
 
