@@ -10,6 +10,7 @@ import os
 import runpy
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
@@ -72,6 +73,53 @@ class Started:
             assert self.poll() is None, f"it ended before {what}: {self.said()}"
             assert time.monotonic() < end, f"{what} did not happen: {self.said()}"
             time.sleep(0.05)
+
+
+class Child:
+    """A process forked from this very one, handled like a subprocess: in its place where what is started would import anew."""
+
+    def __init__(self, target: Callable[..., Any], *args: Any):
+        self._process = mp.get_context("fork").Process(target=target, args=args)
+        self._process.start()
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def as_begun() -> None:
+    """In a Child: a session of its own, and signals as a new Python has them, whatever handlers its parent had."""
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def module(command: list[str], env: dict[str, str]) -> None:
+    """``python -m MODULE ARGV`` with that environment: a Child's target."""
+    as_begun()
+    os.environ.clear()
+    os.environ |= env
+    sys.argv = command[command.index("-m") + 1 :]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 def run(target: Callable[..., Any], *args: Any, timeout: float = 300, **kwargs: Any) -> Ended:

@@ -1,40 +1,57 @@
 """A disk that is really full: a file system of some kilobytes, in a namespace of the test's own."""
 
+import ctypes
+import json
+import os
 import shutil
 import subprocess
-import sys
-import textwrap
+from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from sage_rlvr.cli import main
 from sage_rlvr.models import scratch_model
+from tests import forked
 from tests.study.small import SMALL
 
 ENTER = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
 GUARD_S = 1200
-# the folder is the disk; it is made larger, and the same command goes on
-SCRIPT = """
-import json, subprocess, sys
-from pathlib import Path
-from sage_rlvr.cli import main
+OWN_USERS, OWN_MOUNTS = 0x10000000, 0x00020000  # CLONE_NEWUSER, CLONE_NEWNS
 
-disk, model, recipe = sys.argv[1:]
-remount = lambda size: subprocess.run(["mount", "-o", f"remount,size={size}", disk], check=True)
-train = ["train", "--config", recipe, "--output_dir", f"{disk}/run"]
-sample = ["eval", "--model", model, "--tasks", "countdown-ltr", "--n", "64", "--seeds", "1", "--limit", "8", "--max_tokens", "10",
-          "--temperature", "1", "--prompt_format", "symbols", "--out", f"{disk}/eval", "--save_every_s", "0"]
-told = [main(sample)]
-remount("400k")
-told.append(main(train))
-remount("40m")
-told += [main(sample), main(train)]
-log = [json.loads(line)["step"] for line in open(f"{disk}/run/log.jsonl")]
-import pyarrow.parquet as pq
-tables = [pq.read_table(p, columns=["problem", "index"]) for p in Path(disk, "eval", "samples").glob("*.parquet")]
-rows = [(r["problem"], r["index"]) for t in tables for r in t.to_pylist()]
-print("FOUND", json.dumps([told, log, len(rows), len({*rows})]))
-"""
+
+def enter():
+    """This process alone goes where it may mount, as ENTER's would: root there is who we are."""
+    who, group = os.getuid(), os.getgid()
+    if ctypes.CDLL(None, use_errno=True).unshare(OWN_USERS | OWN_MOUNTS):
+        raise OSError(ctypes.get_errno(), "unshare")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {who} 1"), ("gid_map", f"0 {group} 1")):
+        Path(f"/proc/self/{name}").write_text(text)
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+
+
+def on_a_small_disk(disk, model, recipe):
+    """The folder is the disk; it is made larger, and the same command goes on."""
+    enter()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=60k", "none", disk], check=True)
+
+    def remount(size):
+        subprocess.run(["mount", "-o", f"remount,size={size}", disk], check=True)
+
+    train = ["train", "--config", recipe, "--output_dir", f"{disk}/run"]
+    sample = ["eval", "--model", model, "--tasks", "countdown-ltr", "--n", "64", "--seeds", "1", "--limit", "8",
+              "--max_tokens", "10", "--temperature", "1", "--prompt_format", "symbols", "--out", f"{disk}/eval",
+              "--save_every_s", "0"]  # fmt: skip
+    told = [main(sample)]
+    remount("400k")
+    told.append(main(train))
+    remount("40m")
+    told += [main(sample), main(train)]
+    log = [json.loads(line)["step"] for line in Path(disk, "run", "log.jsonl").read_text().splitlines()]
+    tables = [pq.read_table(p, columns=["problem", "index"]) for p in Path(disk, "eval", "samples").glob("*.parquet")]
+    rows = [(r["problem"], r["index"]) for t in tables for r in t.to_pylist()]
+    print("FOUND", json.dumps([told, log, len(rows), len({*rows})]))
 
 
 @pytest.mark.slow
@@ -44,12 +61,9 @@ def test_training_and_evaluation_say_so_and_go_on(tmp_path):
     model = scratch_model(tmp_path / "model", **SMALL["base"]["scratch"])
     recipe = {"model_name_or_path": str(model), **SMALL["train"], "save_total_limit": None, "max_steps": 8}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
     disk = tmp_path / "disk"
     disk.mkdir()
-    command = f"exec {sys.executable} {tmp_path}/script.py {disk} {model} {tmp_path}/recipe.yaml"
-    inside = f"mount -t tmpfs -o size=60k none {disk} && {command}"
-    done = subprocess.run([*ENTER, inside], capture_output=True, text=True, check=False, timeout=GUARD_S)
+    done = forked.run(on_a_small_disk, str(disk), str(model), str(tmp_path / "recipe.yaml"), timeout=GUARD_S)
     line = next((x for x in done.stdout.splitlines() if x.startswith("FOUND ")), None)
     assert line, done.stdout[-1000:] + done.stderr[-3000:]
     steps = "[1, 2, 3, 4, 5, 6, 7, 8, 8]"  # each once; the last line is the run's summary

@@ -1,14 +1,13 @@
-"""A tiny evaluation in processes of their own: ``python run_eval_tiny.py MODEL OUT KILLS SEED``.
+"""A tiny evaluation in processes of their own (tests/forked.py).
 
-The libraries are imported once; each attempt is a forked process that runs the whole verb and, KILLS times, is ended by
-SIGKILL at a random moment: 0 to 3 shards and up to 50 ms on. Prints, as JSON, how many samples each attempt left behind.
+Each attempt of ``main`` is a forked process that runs the whole verb and, so many times, is ended by SIGKILL at a random
+moment: 0 to 3 shards and up to 50 ms on. Prints, as JSON, how many samples each attempt left behind.
 """
 
 import json
 import os
 import random
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -106,7 +105,3 @@ def main(model, out, kills, seed):
         left.append(stored(out))
     finished = attempt(model, out)
     print(json.dumps({"left": left, "finished": finished, "stored": stored(out)}))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -1,10 +1,7 @@
 """The whole verb on a tiny model: resume after kills, judging, refusals, flat memory."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from contextlib import nullcontext
@@ -27,7 +24,6 @@ from sage_rlvr.verify import Verdict, judged_text
 from tests import forked
 from tests.evaluate import run_eval_tiny as world
 from tests.models.tiny import save_broken
-from tests.paths import python_path
 from tests.train import tiny
 
 QUIET = Console(quiet=True)
@@ -98,9 +94,7 @@ def test_what_is_judged_of_a_completion(text, finish, judged):
 
 @pytest.mark.slow
 def test_kill_nine_at_ten_moments_then_resume(model, whole, tmp_path):
-    script = [sys.executable, world.__file__, model, str(tmp_path / "x"), "10", "11"]
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()}
-    said = subprocess.run(script, env=env, capture_output=True, text=True, timeout=1200, check=False)
+    said = forked.run(world.main, model, str(tmp_path / "x"), 10, 11, timeout=1200)
     assert said.returncode == 0, said.stderr[-2000:]
     report = json.loads(said.stdout.splitlines()[-1])
     total = (world.PROBLEMS - 1) * world.SEEDS * world.N

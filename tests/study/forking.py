@@ -3,11 +3,8 @@
 That runs start as processes with nothing in them is asked in test_started.py and in the tests marked slow.
 """
 
-import multiprocessing as mp
 import os
 import runpy
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,41 +14,20 @@ from sage_rlvr.demo import run_demo
 from sage_rlvr.study import job
 from sage_rlvr.study import run as study_run
 
+from .. import forked
+
 PIECE = Path(__file__).parents[2] / "benchmarks" / "gpu" / "study.py"
 
 
-class Job:
-    """A run, handled like a subprocess."""
+class Job(forked.Child):
+    """A run."""
 
     def __init__(self, out: Path, run: str, *rest: Any):
-        self._process = mp.get_context("fork").Process(target=_job, args=(str(out), run))
-        self._process.start()
-        self.pid = self._process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        return self._process.exitcode
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def wait(self, timeout: float) -> int | None:
-        self._process.join(timeout)
-        if self._process.exitcode is None:
-            raise subprocess.TimeoutExpired(f"run {self.pid}", timeout)
-        return self._process.exitcode
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
+        super().__init__(_job, str(out), run)
 
 
 def _job(out: str, run: str) -> None:
-    os.setsid()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    forked.as_begun()
     folder = Path(out, run)
     folder.mkdir(parents=True, exist_ok=True)
     log = os.open(folder / study_run.LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

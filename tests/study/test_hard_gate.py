@@ -1,11 +1,15 @@
 """The rules of docs/protocols/hard.md as benchmarks/gpu/hard_gate.py applies them."""
 
+import json
+import multiprocessing as mp
 import sys
 from pathlib import Path
 
 import pytest
 
 from sage_rlvr.stats.intervals import Interval
+from sage_rlvr.study.plan import load_study
+from tests import forked
 
 GPU = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"
 
@@ -59,20 +63,26 @@ def test_what_is_lost_is_counted_where_the_base_was_right_9_to_25_times(gate):
     assert gate.lost(base, cell, 0, 64).mean == pytest.approx(expected)
 
 
+def _runs(*argv):
+    """The gate over two rates, in a process of its own, its workers forked (tests/forked.py): they import nothing anew."""
+    sys.path.insert(0, str(GPU))
+    import hard_gate
+
+    hard_gate.get_context = lambda _: mp.get_context("fork")
+    hard_gate.RATES = hard_gate.RATES[1:3]
+    sys.argv = ["hard_gate.py", *argv]
+    sys.exit(hard_gate.main())
+
+
 @pytest.mark.slow
-def test_the_whole_gate_runs(gate, tmp_path, monkeypatch):
+def test_the_whole_gate_runs(gate, tmp_path):
     """Few steps: what it writes is a study that can be run."""
-    import json
-
-    from sage_rlvr.study.plan import load_study
-
-    monkeypatch.setattr(
-        sys, "argv", ["hard_gate.py", "--quick", "--out", str(tmp_path), "--to", str(tmp_path / "gate.json")]
-    )
-    assert gate.main() == 0
+    done = forked.run(_runs, "--quick", "--out", str(tmp_path), "--to", str(tmp_path / "gate.json"), timeout=1200)
+    assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "gate.json").read_text())
     assert len(found["bases"]) == len(gate.GUESSES)
-    assert len(found["cells"]) == len(gate.GUESSES) * len(gate.POOLS) * len(gate.RATES) * 2
+    assert len(found["cells"]) == len(gate.GUESSES) * len(gate.POOLS) * 2 * 2
+    assert {row["rate"] for row in found["cells"]} == {*gate.RATES[1:3]}
     study = load_study(tmp_path / "hard.yaml")
     assert study.train["learning_rate"] == found["cell"]["rate"]
     assert study.variants["low_rate+beta0.05"]["learning_rate"] == pytest.approx(found["cell"]["rate"] / 3, rel=1e-2)

@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import psutil
@@ -15,7 +15,7 @@ import yaml
 
 from benchmarks.gpu.records import unpack
 from sage_rlvr.models import write_whole
-from sage_rlvr.processes import identity
+from sage_rlvr.processes import alive, identity
 from sage_rlvr.runs.checkpoint import last_complete
 from sage_rlvr.study import job
 from sage_rlvr.study import run as study_run
@@ -64,7 +64,7 @@ GUARD_S = 1200  # against hanging alone
 
 
 def processes_of(mark):
-    """Whatever the study started, in any session: its environment says so."""
+    """Whatever the study started anew, in any session: its environment says so."""
     return [p for p in psutil.process_iter(["environ"]) if (p.info["environ"] or {}).get("STARTED_BY") == mark]
 
 
@@ -80,38 +80,31 @@ def test_ctrl_c_leaves_a_checkpoint_and_the_next_run_goes_on_from_it(tmp_path):
     file.write_text(yaml.safe_dump(SMALL | {"train": training, "variants": {"grpo": {}}}))
     open_folder(load_study(file), out)
     assert forked.run(job.main, str(out), "base").returncode == 0
-    command = [sys.executable, "-m", "sage_rlvr.cli", "study", "run", str(file), "--out", str(out), "--jobs", "1"]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "STARTED_BY": mark},
-        start_new_session=True,
-        # a test run in the background (nohup, some CIs) hands down a SIGINT that is ignored; a terminal does not
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    command = (forking.study, "run", file, "--out", out, "--jobs", "1")
+    process = forked.Started(*command, env={"STARTED_BY": mark}, session=True)
+    below = []
     try:
-        deadline = time.monotonic() + GUARD_S
-        while status_of(out, "grpo-s0").get("step", 0) < 3:
-            assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < deadline, "the training did not begin"
-            time.sleep(0.05)
+        process.wait_for(lambda: status_of(out, "grpo-s0").get("step", 0) >= 3, "the training", GUARD_S)
+        below = psutil.Process(process.pid).children(recursive=True)
+        assert status_of(out, "grpo-s0")["pid"] in {p.pid for p in below}
         os.killpg(process.pid, signal.SIGINT)  # what a terminal does
-        said, _ = process.communicate(timeout=GUARD_S)
-        assert process.returncode == 130, said
-        assert said.rstrip().endswith("sage-rlvr study: interrupted")
+        ended = process.end(GUARD_S)
+        assert ended.returncode == 130, ended
+        assert (ended.stdout + ended.stderr).rstrip().endswith("sage-rlvr study: interrupted")
+        assert [p for p in below if alive(p.pid)] == []
         assert processes_of(mark) == []
     finally:
-        for left in processes_of(mark):
-            left.kill()
+        process.send_signal(signal.SIGKILL)
+        for left in [*below, *processes_of(mark)]:
+            with suppress(psutil.NoSuchProcess):
+                left.kill()
     assert status_of(out, "grpo-s0")["state"] == "interrupted"
     checkpoint = last_complete(out / "grpo-s0" / "train")
     assert checkpoint is not None, (out / "grpo-s0" / "job.log").read_text()
     step = int(checkpoint.rpartition("-")[2])
     assert 3 <= step < STEPS
     before = logged_steps(out / "grpo-s0")
-    again = forked.run(forking.study, *command[4:], timeout=GUARD_S)
+    again = forked.run(*command, timeout=GUARD_S)
     assert again.returncode == 0, again.stdout + again.stderr
     assert status_of(out, "grpo-s0")["state"] == "done"
     after = logged_steps(out / "grpo-s0")

@@ -8,12 +8,14 @@ import time
 from pathlib import Path
 
 import torch
+from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
 from sage_rlvr import cli
 from sage_rlvr.launch import run, sft
 from sage_rlvr.runs import checkpoint
 from sage_rlvr.train import SAGEConfig, SAGETrainer, callbacks
 
+from .. import forked
 from . import keeping, server, tiny
 
 
@@ -90,6 +92,12 @@ def command(folder, argv, where=None, step=0):
 
         setattr(owner, name, interrupted)
     sys.exit(cli.main(argv))
+
+
+def several(folder, argv):
+    """The same with ``--accelerate_config``: torchrun's ranks are forked, with the imports that are here."""
+    SubprocessHandler._popen = lambda handler, rank, env: forked.Child(forked.module, list(rank), env)
+    command(folder, argv)
 
 
 PLACES = {

@@ -210,8 +210,8 @@ FLAGS = {
 
 @pytest.mark.slow
 def test_a_run_in_two_processes_stops_on_either_signal_with_a_checkpoint_and_goes_on(tmp_path):
-    """Ctrl-C is a person's, SIGTERM a scheduler's (SLURM): the second run goes on from the first one's checkpoint. That two
-    processes come to the end of a run is in tests/test_working_directory.py."""
+    """Ctrl-C is a person's, SIGTERM a scheduler's (SLURM): the second run goes on from the first one's checkpoint. Forked:
+    that two processes that import anew come to the end of a run is in tests/test_working_directory.py."""
     tiny.folder(tmp_path / "base")
     (tmp_path / "data").mkdir()
     sums = [{"prompt": f"what is {i}+{i % 5}=", "solution": str(i + i % 5)} for i in range(24)]
@@ -221,7 +221,7 @@ def test_a_run_in_two_processes_stops_on_either_signal_with_a_checkpoint_and_goe
     log, done = tmp_path / "run" / "log.jsonl", 0
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        process = forked.Started(run_tiny.command, str(tmp_path), several)  # what starts the two, which import anew
+        process = forked.Started(run_tiny.several, str(tmp_path), several)
         process.wait_for(lambda before=done: log.is_file() and log.read_text().count("\n") > before + 1, "a step")
         process.send_signal(number)
         ended = process.end(timeout=1200)

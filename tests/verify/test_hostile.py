@@ -142,7 +142,7 @@ def test_hostile_completions(max_answer_chars, every, tmp_path, monkeypatch):
         hostile = [text for text in hostile if 2_000 < len(text) < 2_000_000]
     assert len(hostile) >= (200 // every if max_answer_chars == 2_000 else 30)
     limits = {"max_chars": 20_000_000, "max_answer_chars": max_answer_chars, "memory_mb": 512}
-    with Verifier(workers=2, timeout_s=1.5, **limits) as verifier:
+    with Verifier(workers=2, timeout_s=0.75, **limits) as verifier:
         texts = [text for n, bad in enumerate(hostile) for text in (bad, rf"\boxed{{\frac{{{2 * n}}}{{2}}}}")]
         verdicts = patiently(verifier, texts, [gold for n in range(len(hostile)) for gold in ("5", f"{n}.0")])
         bad, good = verdicts[::2], verdicts[1::2]

@@ -141,7 +141,12 @@ def test_verdicts_equal_math_verifys_but_for_what_is_explained():
     math = list(dict.fromkeys(golds("math500.jsonl")))
     chosen += [g for g in math if re.search(r"text|circ|%|\$|,|cup|in ", g)][:40] + rng.sample(math, 50)
     chosen += ["a + b + c", r"\text{(E)},", "43_5."]  # of MATH's training set; Math-Verify can only spell these
-    pairs = [(g, a) for g in dict.fromkeys(chosen) for a in dict.fromkeys(other_forms(g, rng)) if a.strip()]
+    pairs = []
+    for n, gold in enumerate(dict.fromkeys(chosen)):
+        forms = [form for form in dict.fromkeys(other_forms(gold, rng)) if form.strip()]
+        if re.fullmatch(r"-?\d+", gold):  # nearly all have the same twenty: each of them with every other number
+            forms = forms[n % 2 :: 2]
+        pairs += [(gold, form) for form in forms]
     pairs += [(g, other) for g, other in zip(chosen, chosen[7:])]
     pairs = list(dict.fromkeys(pairs))
     assert len(pairs) >= 1000

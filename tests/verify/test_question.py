@@ -77,9 +77,11 @@ def test_echoes_of_a_benchmark_earn_next_to_nothing_and_golds_all_they_did(verif
     right = golds("math500.jsonl")[:250]
     longest = [max(re.findall(r"\$(.+?)\$", q, re.DOTALL) or ["none"], key=len) for q in asked]
     texts = [f"<SOLUTION>{formula}</SOLUTION>" for formula in longest]
-    with Verifier(workers=2, timeout_s=5) as hasty:  # some formulas take SymPy forever, and earn nothing either way
-        assert sum(hasty.score(texts, right, asked)) <= 2
-        assert sum(hasty.score(texts, right)) >= 6  # without the question
+    with Verifier(workers=2, timeout_s=2) as hasty:  # some formulas take SymPy forever, and earn nothing either way
+        told = hasty.judge(texts, right, asked)
+        assert sum(v.score for v in told) <= 2
+        ends = [i for i, v in enumerate(told) if v.reason != "timeout"]  # the others would take as long again
+        assert sum(hasty.score([texts[i] for i in ends], [right[i] for i in ends])) >= 6  # without the question
     assert verifier.score([f"<SOLUTION>{g}</SOLUTION>" for g in right], right, asked) == [1.0] * 250
     assert not any(repeats(q, g, g) for q, g in zip(asked, right))
     assert all(read_for(q, g, g) == g or "=" in g for q, g in zip(asked, right))
