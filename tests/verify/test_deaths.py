@@ -78,7 +78,8 @@ def test_a_thousand_deaths(hasty):
     template = template_pid(verifier)
     for batch in range(10):
         deaths = [f"{command} {batch} {i}" for i in range(33) for command in ("segfault", "exit", "kill")]
-        deaths.append(f"{'stop' if batch else 'hang'} {batch}")  # each without end; a hang burns its second, a stop sleeps it
+        endless = "stop" if batch else "hang"  # a hang burns its second, a stop sleeps it
+        deaths.append(f"{endless} {batch}")
         answers = [answer for i, death in enumerate(deaths) for answer in (death, f"ok {batch} {i}")]
         verdicts = patiently(verifier, answers, answers, endless=range(0, len(answers), 2))
         assert {v.score for v in verdicts[::2]} == {0.0}
