@@ -88,7 +88,7 @@ def _record(out: Path, run: str) -> dict[str, Any]:
         "status": {k: status[k] for k in KEPT if k in status},
         "counts": compact(out / run / "eval"),
     }
-    if run != "base" and (steps := path_steps(out)):
+    if run != "base" and not read_folder(out).blend_of(run) and (steps := path_steps(out)):
         record["path"] = {str(step): compact(at_step(out / run / "eval", step)) for step in steps}
     if run == "base" and (out / run / PROBE).is_dir():
         record["probe"] = compact(out / run / PROBE)

@@ -6,18 +6,20 @@ import os
 import shutil
 import signal
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 from benchmarks.gpu.records import ONE, keep, pack, unpack
 from sage_rlvr.errors import Failed, UserError
 from sage_rlvr.processes import alive
 from sage_rlvr.stats.counts import counts_of
 from sage_rlvr.study import stacked
-from sage_rlvr.study.job import PROBE, at_step
+from sage_rlvr.study.job import PROBE, at_step, start_model
 from sage_rlvr.study.plan import load_study
 from sage_rlvr.study.read import read_planes, read_runs, study_rows
 from sage_rlvr.study.run import _unfinished, finished_runs
@@ -36,14 +38,17 @@ STUDY = {
         "per_device_train_batch_size": 32, "num_generations": 8, "max_completion_length": 10, "learning_rate": 1e-3,
         "loss_type": "bnpo", "guide": "none", "bf16": False, "logging_steps": 2, "save_steps": 2,
     },
-    "variants": {"grpo": {"sweep": {"beta": [0.0, 0.05]}}, "branch": {"guide": "branch", "seeds": [0]}},
+    "variants": {"grpo": {"sweep": {"beta": [0.0, 0.05]}}, "branch": {"guide": "branch", "seeds": [0]},
+                 "part": {"blend_of": "grpo+beta0.05", "weight": 0.5}},
     "seeds": [0, 1],
     "evaluate": {
         "tasks": ["countdown-ltr-3"], "n": 8, "seeds": 2, "limit": 20, "max_tokens": 10,
         "path": {"steps": [2, 4], "n": 4, "seeds": 1}, "primary": {"k": 4, "strata": [8]},
     },
 }  # fmt: skip
-RUNS = {"grpo+beta0.0-s0", "grpo+beta0.0-s1", "grpo+beta0.05-s0", "grpo+beta0.05-s1", "branch-s0"}
+RUNS = {
+    "grpo+beta0.0-s0", "grpo+beta0.0-s1", "grpo+beta0.05-s0", "grpo+beta0.05-s1", "branch-s0", "part-s0", "part-s1",
+}  # fmt: skip
 
 
 def written(tmp_path, **more):
@@ -73,14 +78,14 @@ def test_its_folder_is_read_as_any_studys(done, tmp_path):
     assert (counts.n, counts.seeds, len(counts.problems)) == (8, [0, 1], 20)
     assert (counts.totals == 16).all()
     assert counts_of(at_step(out / "branch-s0" / "eval", 2)).tasks["countdown-ltr-3"].n == 4
-    assert {row.variant for row in study_rows(out)} == {"base", "grpo+beta0.0", "grpo+beta0.05", "branch"}
-    assert set(read_planes(out, "countdown-ltr-3").families()) == {"grpo", "branch"}
+    assert {row.variant for row in study_rows(out)} == {"base", "grpo+beta0.0", "grpo+beta0.05", "branch", "part"}
+    assert set(read_planes(out, "countdown-ltr-3").families()) == {"grpo", "branch", "part"}
     assert {run.family for run in read_runs(out, "countdown-ltr-3")} == {"grpo", "branch"}, "their logs say the KL"
     steps = [
         json.loads(line)["step"] for line in (out / "grpo+beta0.0-s1" / "train" / "log.jsonl").read_text().splitlines()
     ]
     assert steps == [2, 4, 6]
-    assert pack(out, tmp_path / "records") == 6
+    assert pack(out, tmp_path / "records") == 8
     assert set(unpack([tmp_path / "records"], tmp_path / "again")) == {"base", *RUNS}
 
 
@@ -116,6 +121,34 @@ def test_trained_weights_are_a_model_that_answers_as_it_was_counted(done):
     assert abs(theirs.tokens.sum() / theirs.totals.sum() - mine.tokens.sum() / mine.totals.sum()) < 0.3
     p, q = theirs.rights.sum() / theirs.totals.sum(), mine.rights.sum() / mine.totals.sum()
     assert abs(p - q) < 4 * (q * (1 - q) * (1 / theirs.totals.sum() + 1 / mine.totals.sum())) ** 0.5 + 0.01
+
+
+def test_a_blend_lies_between_the_base_and_what_was_trained(done, tmp_path):
+    """With weight 0 it answers as the base, with 1 as the trained run: the draws are the same. Half way its weights are means."""
+    _, out = done
+    there = shutil.copytree(out, tmp_path / "out")
+    more = STUDY["variants"] | {"late": {"blend_of": "grpo+beta0.05", "sweep": {"weight": [0.0, 1.0]}}}
+    file = written(tmp_path, variants=more)
+    assert run_stacked(file, there, only="late*", jobs=3)[1] == []
+
+    def cells(run):
+        return json.loads((there / run / "eval" / "counts.json").read_text())["tasks"]
+
+    assert cells("late+weight0.0-s1") == cells("base")
+    assert cells("late+weight1.0-s1") == cells("grpo+beta0.05-s1")
+    assert cells("part-s1") not in (cells("base"), cells("grpo+beta0.05-s1"))
+    base, trained, part = (
+        load_file(folder / "model.safetensors")
+        for folder in (Path(start_model(out)), out / "grpo+beta0.05-s1" / "train", out / "part-s1" / "train")
+    )
+    for name, w in part.items():
+        torch.testing.assert_close(w, (base[name] + trained[name]) / 2, atol=1e-6, rtol=0)
+    shutil.rmtree(there / "grpo+beta0.05-s0" / "train")
+    shutil.rmtree(there / "late+weight1.0-s0")
+    with pytest.raises(
+        UserError, match=r"late\+weight1.0-s0 is made of the weights of grpo\+beta0.05-s0, and .* is not there"
+    ):
+        run_stacked(file, there)
 
 
 def test_it_trains_on_the_training_problems(done, tmp_path, monkeypatch):
@@ -298,8 +331,9 @@ def test_a_stack_that_would_not_end_in_time_is_not_begun(tmp_path, monkeypatch):
 def test_seeds_come_one_after_the_other_and_only_what_is_alike_is_stacked(tmp_path):
     variants = STUDY["variants"] | {"longer": {"max_steps": 7}, "fewer": {"rows": 30}}
     study = load_study(written(tmp_path, variants=variants))
-    groups = list(stacked._stacks(study, study.runs()[1:], most=2))
-    assert sorted(run for group in groups for run in group) == sorted(study.runs()[1:])
+    trained = [run for run in study.runs()[1:] if not study.blend_of(run)]
+    groups = list(stacked._stacks(study, trained, most=2))
+    assert sorted(run for group in groups for run in group) == sorted(trained)
     assert max(map(len, groups)) == 2
     seeds = [min(int(run[-1]) for run in group) for group in groups]
     assert seeds == sorted(seeds)

@@ -3,7 +3,9 @@
 import json
 import os
 import runpy
+import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +54,7 @@ def test_the_packaged_studies():
         "gsm8k_gate",
         "hard",
         "hard_confirm",
+        "hard_once",
         "qwen1.5b",
         "qwen1.5b_look",
         "table1",
@@ -99,6 +102,17 @@ def test_the_papers_rows_are_in_the_papers_studies():
         ({"evaluate": {"n": 4}}, "names no tasks"),
         ({"trian": {}}, "there is no part 'trian'"),
         ({"variants": {"a": {"extends": "brunch.yaml"}}}, "extends: brunch.yaml is no recipe"),
+        (
+            {"variants": {"b": {}, "a": {"blend_of": "bb", "weight": 0.5}}},
+            "a is a blend of 'bb', and no such variant .* b",
+        ),
+        (
+            {"variants": {"b": {}, "a": {"blend_of": "b"}}},
+            r"a has weight None; give a number from 0 \(the base\) on, 1 is b",
+        ),
+        ({"variants": {"b": {}, "a": {"blend_of": "b", "weight": -1}}}, "a has weight -1"),
+        ({"variants": {"b": {}, "a": {"blend_of": "b", "weight": 1, "beta": 0.1}}}, "not trained: take out beta"),
+        ({"variants": {"b": {}, "a": {"blend_of": "b", "weight": 1, "seeds": [5]}}}, "seed 5, which b does not have"),
     ],
 )
 def test_mistakes_in_a_file(study_file, changes, sentence):
@@ -113,6 +127,15 @@ def test_variants_lie_over_shared_settings_and_recipes(study_file):
     assert (settings["seed"], settings["max_steps"], settings["guide"], settings["beta"]) == (4, 7, "branch", 0.05)
     assert "seeds" not in load_study(study_file(variants={"a": {"seeds": [7]}})).settings_of("a-s7")
     assert settings["task"] == "dapo-math-17k", "a recipe a variant extends wins over what is shared"
+
+
+def test_a_blend_has_the_seeds_and_settings_of_what_it_is_made_of(study_file):
+    variants = {"grpo": {"beta": 0.3, "seeds": [2, 5]}, "part": {"blend_of": "grpo", "sweep": {"weight": [0.5, 1]}}}
+    study = load_study(study_file(variants=variants))
+    assert study.runs() == ["base", *(f"{v}-s{s}" for v in ("grpo", "part+weight0.5", "part+weight1") for s in (2, 5))]
+    assert study.blend_of("part+weight0.5-s5") == ("grpo-s5", 0.5)
+    assert study.blend_of("grpo-s5") is None
+    assert study.settings_of("part+weight0.5-s5") == study.settings_of("grpo-s5")
 
 
 def test_a_study_extends_another(study_file, tmp_path):
@@ -300,6 +323,26 @@ def test_killed_and_run_again_gives_the_same_table(whole, tmp_path):
     uninterrupted = {r["variant"]: r for r in table_of(place / "out")}
     for row in table_of(tmp_path / "out"):
         assert row == uninterrupted[row["variant"]]
+
+
+def test_blends_are_made_of_what_was_trained(whole, tmp_path, capsys):
+    """With weight 1 one answers as what it is made of, with 0 as the base; of a run that failed there is none."""
+    place, _ = whole
+    out = shutil.copytree(place / "out", tmp_path / "out")
+    path, blends = tmp_path / "small.yaml", {"end": ("grpo", 1.0), "start": ("grpo", 0.0), "none": ("broken", 0.5)}
+    more = {name: {"blend_of": of, "weight": weight} for name, (of, weight) in blends.items()}
+    path.write_text(
+        yaml.safe_dump(SMALL | {"variants": SMALL["variants"] | {"broken": {"guide": "no-such-guide"}} | more})
+    )
+    done = forked.run(forking.study, "run", path, "--out", out, "--jobs", "2", timeout=1200)
+    assert done.returncode == 1, done.stderr
+    rows = {r["variant"]: r["pass_at"] for r in table_of(out)}
+    assert rows.keys() == {"base", "grpo", "branch", "end", "start"}
+    assert rows["end"] == rows["grpo"]
+    assert rows["start"] == rows["base"]
+    assert status_of(out, "none-s0")["state"] == "waiting"
+    with pytest.raises(UserError, match=r"end-s0, which has other settings \(blend_of\)"):
+        open_folder(replace(study := load_study(path), variants=study.variants | {"end": more["start"]}), out)
 
 
 def test_rows_pool_seeds(whole):

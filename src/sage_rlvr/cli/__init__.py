@@ -15,7 +15,10 @@ from sage_rlvr.files import refused
 from sage_rlvr.names import near, shown_flags
 
 # of --help
-ORDER = "demo doctor plan lab tasks train eval results compare analyze trace tables report explore study recipes merge export"
+ORDER = (
+    "demo doctor plan lab tasks train eval results compare analyze trace tables report explore study recipes merge blend "
+    "export"
+)
 ROOMS = (before, evaluate, look, study, train)  # each fills the table of verbs
 VERBS = {name: verb.VERBS[name] for name in ORDER.split()}
 

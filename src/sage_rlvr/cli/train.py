@@ -61,6 +61,22 @@ def _merge(args: argparse.Namespace) -> None:
 
 
 @verb(
+    "blend",
+    "go back part of the way from a trained model to its base: base + weight · (trained − base)",
+    "blend runs/branch --weight 0.8 --out runs/branch-0.8",
+    flag("trained", help="folder of an adapter or of full weights that were trained"),
+    flag("--weight", type=float, required=True, help="0 is the base, 1 the trained model"),
+    flag("--out", required=True, help="folder for the blend: an adapter of an adapter, else full weights"),
+    flag("--base", help="full weights: what they were trained from (default: what their run.json says)"),
+    FORCE,
+)
+def _blend(args: argparse.Namespace) -> None:
+    from sage_rlvr.models import blend
+
+    print(f"blended: {blend(args.trained, args.out, args.weight, base=args.base, force=args.force)}")
+
+
+@verb(
     "export",
     "write merged weights in one dtype, ready to serve or to convert",
     "export runs/branch --out branch-bf16",

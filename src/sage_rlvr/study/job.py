@@ -19,7 +19,7 @@ import yaml
 from sage_rlvr import extensions
 from sage_rlvr.errors import UserError
 from sage_rlvr.files import read_json, refused
-from sage_rlvr.models import write_whole
+from sage_rlvr.models import blend, is_adapter, write_whole
 from sage_rlvr.models.folders import whole_folder
 from sage_rlvr.processes import end_with_parent, identity
 from sage_rlvr.study.plan import Study, read_folder
@@ -49,8 +49,14 @@ def main(out: str, run: str, engine: str = "trl") -> int:
 
     stage = "start"
     try:
-        say("running", stage := "sft" if run == "base" else "train")
-        model = make_base(study, Path(out)) if run == "base" else train_variant(study, Path(out), run, engine)
+        blended = study.blend_of(run)
+        say("running", stage := "sft" if run == "base" else "blend" if blended else "train")
+        if run == "base":
+            model = make_base(study, Path(out))
+        elif blended:
+            model = blend_variant(Path(out), run, *blended)
+        else:
+            model = train_variant(study, Path(out), run, engine)
         if not set(GROUP).isdisjoint(os.environ):
             begin_anew([out, run, engine], before)
         say("running", stage := "eval")
@@ -181,6 +187,26 @@ def train_variant(study: Study, out: Path, run: str, engine: str = "trl") -> str
     return str(train(["--config", str(recipe)], GO_ON))
 
 
+def blend_variant(out: Path, run: str, source: str, weight: float) -> str:
+    """Weights between the base and what another run trained; they are made anew where they lie, which takes seconds."""
+    trained = trained_weights(out, run, source)
+    base = None if is_adapter(trained) else start_model(out)
+    return str(blend(trained, out / run / "train", weight, base, force=True))
+
+
+def trained_weights(out: Path, run: str, source: str) -> Path:
+    """Of the run that a blend is made of; in a study that goes on from records they are not there."""
+    status, folder = out / source / STATUS, out / source / "train"
+    if not status.is_file() or read_json(status).get("state") != "done":
+        raise UserError(f"{run} is made of the weights of {source}, which is not done: run that first.")
+    if not (folder / "config.json").is_file() and not is_adapter(folder):
+        raise UserError(
+            f"{run} is made of the weights of {source}, and {folder} is not there: remove {status} and run the study again, to "
+            "train it here."
+        )
+    return folder
+
+
 def _evaluate(study: Study, model: str, folder: Path, run: str) -> None:
     """The run's last weights, then those of the steps that ``path`` names, each in a folder of its own; of the base its probe."""
     from sage_rlvr.evaluate.backends import Engines
@@ -197,7 +223,7 @@ def _evaluate(study: Study, model: str, folder: Path, run: str) -> None:
                 "seeds": [seed, seed],
             }  # one number alone: how many
             evaluate(EvalArguments(**{**settings, **own}), engines=engines)
-        for step in path.get("steps", []) if run != "base" else []:
+        for step in path.get("steps", []) if run != "base" and not study.blend_of(run) else []:
             own = {key: value for key, value in path.items() if key != "steps"}
             weights = {"model": str(folder.parent / "train" / f"checkpoint-{step}"), "out": str(at_step(folder, step))}
             evaluate(EvalArguments(**{**settings, **own, **weights}), engines=engines)

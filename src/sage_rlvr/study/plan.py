@@ -7,6 +7,7 @@ variants:
   branch:  {extends: branch.yaml}
   swept:   {guide: none, sweep: {beta: [0.01, 0.05]}}                     # becomes swept+beta0.01 and swept+beta0.05
   more:    {guide: none, seeds: [3407, 0, 1]}                             # seeds of its own
+  half:    {blend_of: grpo, weight: 0.5}                                  # not trained: base + weight · (grpo − base)
 seeds:     [3407]
 evaluate:  {tasks: [aime, amc23], n: 256, seeds: 5}                       # path: {steps: [50, 100], n: 64}: checkpoints, too
                                                                           # primary: {k: 64, strata: [0, 2, 8, 25]}: frontier.py
@@ -33,6 +34,7 @@ from sage_rlvr.names import field_keys, near
 from sage_rlvr.values import refuse_gone
 
 RECORD = "study.json"
+BLEND = "blend_of"  # of a variant that is not trained: the variant between which and the base its weights lie
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,33 @@ class Study:
             raise UserError(f"study {self.name}: base: names either model or scratch.")
         if not self.evaluate.get("tasks"):
             raise UserError(f"study {self.name}: evaluate: names no tasks.")
+        self._check_blends()
         self._check_path()
         self._check_primary()
+
+    def _check_blends(self) -> None:
+        trained = [name for name, own in self.variants.items() if BLEND not in own]
+        for variant, own in self.variants.items():
+            if BLEND not in own:
+                continue
+            source, weight = own[BLEND], own.get("weight")
+            if source not in trained:
+                raise UserError(
+                    f"study {self.name}: {variant} is a blend of {source!r}, and no such variant is trained here: "
+                    f"{near(str(source), trained)}."
+                )
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
+                raise UserError(
+                    f"study {self.name}: {variant} has weight {weight!r}; give a number from 0 (the base) on, 1 is {source}."
+                )
+            if odd := sorted(own.keys() - {BLEND, "weight", "seeds"}):
+                raise UserError(
+                    f"study {self.name}: {variant} is a blend, which is not trained: take out {', '.join(odd)}."
+                )
+            if lacking := [seed for seed in self.seeds_of(variant) if seed not in self.seeds_of(source)]:
+                raise UserError(
+                    f"study {self.name}: {variant} has the seed {lacking[0]}, which {source} does not have."
+                )
 
     def _check_primary(self) -> None:
         """What the study is judged by: pass@k, and the problems' strata by the base's right answers (see frontier.py)."""
@@ -88,7 +115,7 @@ class Study:
         path = self.evaluate.get("path", {})
         if not isinstance(path, dict) or (path and not path.get("steps")):
             raise UserError(f"study {self.name}: path is {path!r}; name steps, as in {{steps: [50, 100], n: 64}}.")
-        for variant in self.variants if path else ():
+        for variant in [v for v, own in self.variants.items() if BLEND not in own] if path else ():
             settings = merged(self.train, self.variants[variant])
             every, last = settings.get("save_steps", 500), settings.get("max_steps", 0)
             lost = [step for step in path["steps"] if type(step) is not int or step % every or not 0 < step < last]
@@ -104,8 +131,16 @@ class Study:
         return ["base", *(f"{v}-s{seed}" for v in self.variants for seed in self.seeds_of(v))]
 
     def seeds_of(self, variant: str) -> list[int]:
-        """Its own, or those of all."""
-        return self.variants[variant].get("seeds", self.seeds)
+        """Its own, or those of all; a blend's are those of what it is made of."""
+        own = self.variants[variant]
+        below = self.variants.get(own[BLEND], {}) if BLEND in own else {}
+        return own.get("seeds", below.get("seeds", self.seeds))
+
+    def blend_of(self, run: str) -> tuple[str, float] | None:
+        """Of a blend: the run whose weights it goes towards, and how far. None of what is trained."""
+        variant, seed = self.variant_of(run)
+        own = self.variants.get(variant, {})
+        return (f"{own[BLEND]}-s{seed}", own["weight"]) if BLEND in own else None
 
     def variant_of(self, run: str) -> tuple[str, int]:
         """(variant, seed) of a run; the base is a variant of its own."""
@@ -120,7 +155,9 @@ class Study:
         return variant.partition("+")[0]
 
     def settings_of(self, run: str) -> dict[str, Any]:
-        """The recipe of one run: shared settings, the variant's over them, its seed."""
+        """The recipe of one run: shared settings, the variant's over them, its seed. A blend has those of what it is made of."""
+        if blend := self.blend_of(run):
+            return self.settings_of(blend[0])
         variant, seed = self.variant_of(run)
         own = {key: value for key, value in self.variants[variant].items() if key != "seeds"}
         return merged(merged(self.train, own), {"seed": seed})
@@ -233,8 +270,9 @@ def open_folder(study: Study, out: Path) -> None:
         mine, theirs = Study(**json.loads(text)), read_folder(out)
         refuse_other(theirs, mine, out)
         for run in (run for run in theirs.runs()[1:] if (out / run).is_dir()):
-            now = mine.settings_of(run) if run in mine.runs() else {}
-            was = theirs.settings_of(run)
+            now, was = (
+                x.settings_of(run) | {BLEND: x.blend_of(run)} if run in x.runs() else {} for x in (mine, theirs)
+            )
             other = sorted(key for key in was.keys() | now.keys() if was.get(key) != now.get(key))
             if other:
                 differ = f"has other settings ({', '.join(other)})" if now else "is not in this study"

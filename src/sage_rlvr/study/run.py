@@ -98,6 +98,10 @@ def _run(
                 status = status_of(out, run)
                 if status["state"] == "done":
                     waiting.remove(run)
+                elif (source := (study.blend_of(run) or [None])[0]) in failed:
+                    waiting.remove(run)  # there is nothing to blend
+                elif source in waiting or source in running:
+                    continue
                 elif len(running) == jobs or (status["state"] == "running" and lives(status)):
                     continue  # what a killed study left is still ending; one of another machine is its own locks' affair
                 elif admit is None or admit(len(running)):

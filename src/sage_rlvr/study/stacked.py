@@ -5,6 +5,7 @@ records are made from it as from others, and either engine goes on where the oth
 was at, a minute or two.
 """
 
+import copy
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from sage_rlvr import lock
 from sage_rlvr.errors import Failed, UserError
@@ -35,7 +37,16 @@ from sage_rlvr.stacked.teach import teach
 from sage_rlvr.stacked.train import Run, size_of, train
 from sage_rlvr.stacked.world import FORMAT, Problems, World
 from sage_rlvr.stats.counts import COUNTS, VERSION
-from sage_rlvr.study.job import PROBE, START, STATUS, at_step, build_base, demonstration_rows, start_model
+from sage_rlvr.study.job import (
+    PROBE,
+    START,
+    STATUS,
+    at_step,
+    build_base,
+    demonstration_rows,
+    start_model,
+    trained_weights,
+)  # fmt: skip
 from sage_rlvr.study.plan import Study, load_study, open_folder
 from sage_rlvr.study.run import LOCK, status_of
 from sage_rlvr.tasks import load_task
@@ -65,15 +76,19 @@ def run_stacked(
     _refuse(study)
     with lock.held(out / LOCK):
         open_folder(study, out)
-        engine = _Engine(study, out, watch)
+        engine = _Engine(study, out, watch, jobs)
+        most = jobs or DEFAULT[engine.device]
         left = [run for run in study.runs()[1:] if fnmatch(run, only) and status_of(out, run)["state"] != "done"]
-        stacks, longest = list(_stacks(study, left, jobs or DEFAULT[engine.device])), 0.0
+        trained = [run for run in left if not study.blend_of(run)]
+        stacks, longest = list(_stacks(study, trained, most)), 0.0
+        blends = [run for run in left if (blend := study.blend_of(run)) and blend[0] not in trained]
+        stacks += [blends[i : i + most] for i in range(0, len(blends), most)]  # of what was trained before
 
         def fits() -> bool:
             return minutes is None or time.monotonic() - began + longest <= 60 * minutes
 
         if (processes := min(PROCESSES[engine.device], len(stacks))) > 1:
-            with _Workers(source, out, processes) as workers:
+            with _Workers(source, out, processes, most) as workers:
                 while stacks or workers.busy:
                     while stacks and workers.idle and fits():
                         workers.give(stacks.pop(0))
@@ -91,14 +106,14 @@ def run_stacked(
 class _Workers:
     """Processes that train a stack each, and end with this one."""
 
-    def __init__(self, source: str | Path, out: Path, count: int):
+    def __init__(self, source: str | Path, out: Path, count: int, most: int):
         spawn = get_context("spawn")  # a fork would take this one's CUDA with it
         self.idle: list[Connection] = []
         self.busy: dict[Connection, float] = {}  # since when
         self._processes = []
         for _ in range(count):
             here, there = spawn.Pipe()
-            process = spawn.Process(target=_work, args=(str(source), str(out), there, os.getpid()), daemon=True)
+            process = spawn.Process(target=_work, args=(str(source), str(out), there, os.getpid(), most), daemon=True)
             process.start()
             there.close()
             self.idle.append(here)
@@ -142,13 +157,13 @@ def _told() -> Iterator[None]:
         ) from None
 
 
-def _work(source: str, out: str, asked: Connection, parent: int) -> None:
+def _work(source: str, out: str, asked: Connection, parent: int, most: int) -> None:
     def orphan(study: Study, out: Path) -> None:
         if os.getppid() != parent:  # whoever goes on with the study would do the same runs
             os._exit(1)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends us
-    engine = _Engine(load_study(source), Path(out), orphan)
+    engine = _Engine(load_study(source), Path(out), orphan, most)
     while True:
         try:
             names = asked.recv()
@@ -206,13 +221,14 @@ def _config(study: Study, run: str) -> tuple[SAGEConfig, float | None]:
 class _Engine:
     """What all stacks of a study share: the base, the worlds and their problems."""
 
-    def __init__(self, study: Study, out: Path, watch: Watch):
+    def __init__(self, study: Study, out: Path, watch: Watch, jobs: int | None = None):
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from transformers.utils import logging
 
         logging.disable_progress_bar()
         self.study, self.out, self._watch, self._looked = study, out, partial(watch, study, out), 0.0
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.most = jobs or DEFAULT[self.device]
         self.compiled = self.device == "cuda"  # half a minute, once
         self.dtype = torch.bfloat16 if study.train.get("bf16") else torch.float32  # as autocast: weights stay float32
         if self.device == "cuda":
@@ -243,6 +259,29 @@ class _Engine:
     # ---- a stack ------------------------------------------------------------------------------------------------------
 
     def run(self, names: list[str]) -> None:
+        """Trained runs, and then the blends that are made of them; or blends of what was trained before."""
+        if not self.study.blend_of(names[0]):
+            self._train(names)
+            done = [name for name in names if status_of(self.out, name)["state"] == "done"]
+            names = [run for run in self.study.runs() if (blend := self.study.blend_of(run)) and blend[0] in done]
+        for i in range(0, len(names), self.most):
+            self._blend(names[i : i + self.most])
+        self._watch()
+
+    def _blend(self, names: list[str]) -> None:
+        """Their weights lie between the base's and a trained run's: nothing is trained."""
+        started, stack = time.time(), Stack.of(self.model, len(names), self.device, self.dtype, self.compiled)
+        for r, name in enumerate(names):
+            source, weight = self.study.blend_of(name) or ("", 0.0)
+            trained = load_file(trained_weights(self.out, name, source) / "model.safetensors")
+            for part, w in stack.weights.items():
+                w[r].lerp_(trained[part].to(w), weight)
+            self._say(name, "running", "blend", started=started)
+        self._measure(stack, names)
+        for r, name in enumerate(names):
+            self._done(stack, r, name, started, len(names))
+
+    def _train(self, names: list[str]) -> None:
         configs = [_config(self.study, name) for name in names]
         runs = [Run(name, args, chance) for name, (args, chance) in zip(names, configs)]
         where = _data(self.study, names[0])
@@ -272,15 +311,16 @@ class _Engine:
                 error = f"a number was not finite at step {step}: a smaller learning_rate, or another beta"
                 self._say(name, "failed", "train", started=started, error=error)
                 continue
-            stack.put(r, self.model)
-            folder = self.out / name / "train"
-            self.model.save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
-            self._say(
-                name, "done", "eval", started=started, seconds=(time.time() - started) / len(names), model=str(folder)
-            )
-        base.put(0, self.model)  # the next stack starts from it again
-        self._watch()
+            self._done(stack, r, name, started, len(names))
+
+    def _done(self, stack: Stack, r: int, name: str, started: float, beside: int) -> None:
+        """Saves the weights of the stack's run r, which shared its time with ``beside`` runs, itself among them."""
+        folder, base = self.out / name / "train", copy.deepcopy(self.model.state_dict())
+        stack.put(r, self.model)
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        self.model.load_state_dict(base)  # the next stack starts from it again
+        self._say(name, "done", "eval", started=started, seconds=(time.time() - started) / beside, model=str(folder))
 
     def _measure(
         self, stack: Stack, names: list[str], step: int | None = None, over: dict[str, Any] | None = None
