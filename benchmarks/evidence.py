@@ -9,13 +9,14 @@ from typing import Any
 
 import doc_numbers
 import room
+import why
 
 from sage_rlvr.show.figures_study import GREY, GUESS
 from sage_rlvr.show.style import INK, MARK, Figure, legend, panels, save
 from sage_rlvr.stats.frontier import in_order
 from sage_rlvr.stats.table import markdown, shown
 
-STUDIES = Path("docs/evidence/studies.json")
+STUDIES, GATE = Path("docs/evidence/studies.json"), Path("results/gpu/hard_gate2.json")
 TRACE, TRACED, ASKED, LONG = Path("results/gpu/qwen1.5b/explorer.html"), "tempered-s3/eval", "knights-knaves", 60
 NAMES = {"winner": "verified_own_k1", "best": "rarity", "reference": "GRPO (k3+)"}  # of studies/confirm.yaml
 KINDS = {"coverage": "reward", "rarity": "reward", "entropy_bonus": "loss", "forward_kl": "estimator"}  # others: guides
@@ -106,9 +107,41 @@ def room_rules(_: Path, facts: Facts) -> str | None:
     return "\n".join(told) if told else None
 
 
+def room_shifts(_: Path, facts: Facts) -> str | None:
+    """How far training moved problems' log-odds, by arm and by stratum."""
+    hard = facts.get("hard", {})
+    names = ["0 of 256", "1–2", "3–8", "9–25"]
+    return why.table(hard, names) if "shifts" in hard else None
+
+
+def room_even(_: Path, facts: Facts) -> str | None:
+    """In a sentence: what an even shift would give at the pass@1 of one arm."""
+    hard = facts.get("hard", {})
+    if "shifts" not in hard:
+        return None
+    one, many, level = why.even_at(hard, f"{room.GRPO}+beta0.012")
+    short = doc_numbers.short
+    return f"GRPO at β .012 has pass@1 {short(one)} and pass@64 {short(many, 2)}; lifted alike: {short(level, 2)}"
+
+
+def room_gate(root: Path, facts: Facts) -> str | None:
+    """GRPO without a KL in the gate, by rate and by how often a problem is seen, beside GRPO's curve over β in the search."""
+    hard, gate = facts.get("hard", {}), root / GATE
+    if "line" not in hard or not gate.is_file():
+        return None
+    return why.gate_table(hard, json.loads(gate.read_text(encoding="utf-8")))
+
+
 def room_confirmed(_: Path, facts: Facts) -> str | None:
-    """The confirmation of the harder miniature: once it is whole, every family with its verdict."""
-    own = facts.get("hard_confirm", {})
+    return _confirmation(facts.get("hard_confirm", {}))
+
+
+def room_once(_: Path, facts: Facts) -> str | None:
+    return _confirmation(facts.get("hard_once", {}))
+
+
+def _confirmation(own: dict[str, Any]) -> str | None:
+    """Of the harder miniature: once it is whole, every family with its verdict."""
     if "done" not in own:
         return None
     if "found" not in own:
@@ -185,6 +218,8 @@ def tokens(root: Path, _: Facts) -> str | None:
 
 BLOCKS = {
     "families": families, "room_families": room_families, "room_rules": room_rules, "room_confirmed": room_confirmed,
+    "room_once": room_once, "room_gate": room_gate,
+    "room_shifts": room_shifts, "room_even": room_even,
     "verdicts": verdicts, "states": states, "real_model": real_model, "tokens": tokens,
 }  # fmt: skip
 

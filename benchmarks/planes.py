@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import why
 from claims import CONTROL, judged, over_control, pairs, verdict
 from controls import HALF, MIXED, null, positive
 from guess import guess_line
@@ -76,6 +77,8 @@ def frontier_part(page: Any, done: Finished, task: str, whole: Study | None) -> 
         page.facts |= {"room": strata_part(page, planes, at_k, references, asked, chosen), "room_of": _room(planes)}
         page.facts["over_control"] = {f: steady(over_control(families, f, len(asked))) for f in asked}
         told = rules(page.facts["rows"], families) if searched else None
+        if searched and planes.strata:
+            page.facts |= steady(why.facts(planes, done.probe[task].only(planes.problems)))
         page.facts["told"] = rules_part(page, whole, families, found, n, told)
     drawn = [*points[chosen].values()], [*found[chosen].values()]
     page.show(draw_frontier(f"{page.stem}-{task}-{chosen}.svg", *drawn, chosen, n, base, steady(guess)))

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import readme_figure
+import why
 from beside import RATIOS, Curves, draw_curves, support_rows, training_curves
 from claims import like_for_like
 from evidence import filled_pages, verdict_figure
@@ -366,7 +367,8 @@ def main() -> int:
         if page.name == readme_figure.STUDY and (root / "README.md").is_file():  # other roots have pages alone
             made |= readme_figure.files(done)
     with TemporaryDirectory() as work:
-        figures = verdict_figure(Path(work, "figure"), facts), room_figure(Path(work, "figure"), facts.get("hard", {}))
+        stem, hard = Path(work, "figure"), facts.get("hard", {})
+        figures = verdict_figure(stem, facts), room_figure(stem, hard), why.figure(stem, hard)
         for svg in (figure.files[0] for figure in figures if figure):
             made[FIGURES / svg.name] = steady_names(svg.read_bytes())
     made |= filled_pages(root, facts)

@@ -113,6 +113,22 @@ def test_the_confirmation_has_the_searchs_settings_and_base():
             assert settings == twin | {"learning_rate": search.variants["low_rate+beta0.05"]["learning_rate"]}
 
 
+def test_the_change_differs_from_the_confirmation_by_problems_rate_and_seeds_alone():
+    confirm, change = load_study("hard_confirm"), load_study("hard_once")
+    assert (change.base, change.train, change.evaluate) == (confirm.base, confirm.train, confirm.evaluate)
+    others = {s for v in confirm.variants for s in confirm.seeds_of(v)}
+    assert not others & {s for v in change.variants for s in change.seeds_of(v)}
+    trained = {name: own for name, own in change.variants.items() if change.blend_of(f"{name}-s200") is None}
+    asked = {change.family_of(name): own.keys() - {"beta"} for name, own in trained.items()}
+    assert asked == {
+        "reference": set(), "no_kl": set(), "low_rate": {"learning_rate"}, "lower_rate": {"learning_rate"}, "once": {"rows"},
+        "once_lower": {"rows", "learning_rate"}, "once_lower_maxrl": {"rows", "learning_rate", "advantage"},
+    }  # fmt: skip
+    once = change.settings_of("once_lower+beta0.0-s200")
+    drawn = once["per_device_train_batch_size"] // once["num_generations"] * once["max_steps"]
+    assert once["rows"] == drawn < confirm.base["demonstrations"]["after"], "each once, none of them demonstrated"
+
+
 def test_the_confirmation_takes_what_the_search_named(room):
     """Once the search is whole. By the page's table, where each kind's best comes first: that the page is what the committed
     records give is asked in test_results_pages.py, from the records themselves."""

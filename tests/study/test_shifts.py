@@ -1,0 +1,84 @@
+"""benchmarks/shifts.py on runs whose shifts are known."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sage_rlvr.stats.counts import RIGHT, WRONG, TaskCounts
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def shifts(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import shifts
+
+    return shifts
+
+
+def sampled(rng, log_odds, n=256, seeds=2):
+    """Counts of a model that is right with these log-odds."""
+    p = 1 / (1 + np.exp(-log_odds))
+    state = np.where(rng.random((len(p), seeds, n)) < p[:, None, None], RIGHT, WRONG).astype(np.int8)
+    none = np.zeros((len(p), seeds), np.int64)
+    return TaskCounts("t", [str(i) for i in range(len(p))], [*range(seeds)], n, state, None, None, state * 0, none)
+
+
+@pytest.mark.parametrize(("mean", "spread"), [(0.0, 0.2), (0.6, 1.0), (-0.5, 1.6)])
+def test_it_finds_the_shift_that_was_made(shifts, mean, spread):
+    rng = np.random.default_rng(3)
+    start = rng.normal(-4.5, 1.2, 500)
+    own = mean + spread * rng.standard_normal(500)  # of each problem, whatever the seed
+    runs = [sampled(rng, start + own) for _ in range(3)]
+    found = shifts.shift(shifts.before(sampled(rng, start)), runs, np.arange(500))
+    assert found.mean == pytest.approx(mean, abs=0.2)
+    assert found.spread == pytest.approx(spread, abs=0.2)
+
+
+def test_seeds_agree_where_they_move_the_same_problems_and_not_where_each_moves_its_own(shifts):
+    rng = np.random.default_rng(4)
+    start, own = rng.normal(-3, 1, 400), rng.standard_normal(400)
+    posterior = shifts.before(sampled(rng, start, 512, 1))
+    alike = [sampled(rng, start + own) for _ in range(2)]
+    unlike = [sampled(rng, start + rng.standard_normal(400)) for _ in range(2)]
+    assert shifts.shift(posterior, alike, np.arange(400)).again > 0.8
+    assert abs(shifts.shift(posterior, unlike, np.arange(400)).again) < 0.3
+    assert shifts.shift(posterior, alike[:1], np.arange(400)).again is None
+
+
+def test_an_even_shift_by_the_formula(shifts):
+    """Two strata of one problem each, whose log-odds are known: the mean of both, at each shift."""
+    at = [30, 80]
+    posterior = np.zeros((2, shifts.GRID.size))
+    posterior[[0, 1], at] = 1.0
+    found = shifts.even(posterior, [np.array([0]), np.array([1])], np.array([0.0, 0.7]), 16)
+    for (one, many), shift in zip(found, (0.0, 0.7)):
+        p = 1 / (1 + np.exp(-shifts.GRID[at] - shift))
+        assert one == pytest.approx(p.mean())
+        assert many == pytest.approx((1 - (1 - p) ** 16).mean())
+
+
+def test_the_distribution_before_training_has_the_means_of_what_made_it(shifts):
+    rng = np.random.default_rng(5)
+    start = np.where(rng.random(3000) < 0.3, -2.0, -5.0)
+    weights = shifts.before(sampled(rng, start, 128, 1)).mean(0)
+    p = 1 / (1 + np.exp(-shifts.GRID))
+    truth = 1 / (1 + np.exp(-start))
+    for k in (1, 64):
+        assert (1 - (1 - p) ** k) @ weights == pytest.approx((1 - (1 - truth) ** k).mean(), abs=0.01)
+
+
+def test_cells_of_the_gate_stand_beside_grpos_line(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import why
+
+    cell = {"base": "b", "steps": 300, "pool": "once", "rate": 2e-5, "pass@1": 0.035, "pass@64": 0.6}
+    cells = [cell, cell | {"steps": 400}, cell | {"base": "c"}, cell | {"pool": "again", "pass@1": 0.06}]
+    table = why.gate_table({"n": 64, "line": [(0.04, 0.5), (0.03, 0.58)]}, {"cell": cell, "cells": cells})
+    rows = [[x.strip() for x in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    assert rows == [
+        ["38,400, each seen once", "2e-05", "0.035", "0.600", "0.540", "+0.060"],
+        ["6,000, each seen again and again", "2e-05", "0.060", "0.600", "–", "–"],
+    ]
