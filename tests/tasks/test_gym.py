@@ -137,7 +137,15 @@ def test_payloads_are_wrong_and_do_nothing(short, generator, tmp_path):
     file.write_text("untouched")
     (problem,) = load_task(named(generator), limit=1)
     payloads = [p.format(file=str(file)) if "{file" in p else p for p in PAYLOADS]
-    assert short.score(tagged(payloads), [problem.answer] * len(payloads)) == [0.0] * len(payloads)
+    verdicts = short.judge(tagged(payloads), [problem.answer] * len(payloads))
+    if late := [
+        p for p, v in zip(payloads, verdicts) if v.reason == "gold timeout"
+    ]:  # a busy machine: they were not judged
+        with make_scorer("gym:countdown+code") as patient:
+            patient.timeout_s = 60
+            verdicts += patient.judge(tagged(late), [problem.answer] * len(late))
+    judged = [v.score for v in verdicts if v.reason != "gold timeout"]
+    assert judged == [0.0] * len(payloads)
     assert file.read_text() == "untouched"
 
 
