@@ -78,7 +78,8 @@ def frontier_part(page: Any, done: Finished, task: str, whole: Study | None) -> 
         page.facts["over_control"] = {f: steady(over_control(families, f, len(asked))) for f in asked}
         told = rules(page.facts["rows"], families) if searched else None
         if searched and planes.strata:
-            page.facts |= steady(why.facts(planes, done.probe[task].only(planes.problems)))
+            own = (done.probe[task], done.runs["base"][task])
+            page.facts |= steady(why.facts(planes, *(counts.only(planes.problems) for counts in own)))
         page.facts["told"] = rules_part(page, whole, families, found, n, told)
     drawn = [*points[chosen].values()], [*found[chosen].values()]
     page.show(draw_frontier(f"{page.stem}-{task}-{chosen}.svg", *drawn, chosen, n, base, steady(guess)))

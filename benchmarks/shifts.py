@@ -14,7 +14,8 @@ import numpy as np
 from sage_rlvr.stats.counts import RIGHT, TaskCounts
 
 GRID = np.linspace(-13.0, 6.0, 191)  # log-odds, a tenth apart
-ROUNDS = 1500
+LEAST = 0.06  # a narrower spread would fall between the grid's points
+ROUNDS = 1500  # of EM
 SPREADS, MEANS = np.arange(0.1, 2.6, 0.4), np.arange(-1.0, 1.9, 0.4)  # then finer, around the best
 
 
@@ -24,7 +25,7 @@ class Shift:
 
     mean: float
     spread: float  # sd over problems
-    again: float | None  # correlation over problems of two seeds' shifts; noise lowers it. None of a single run
+    again: float | None  # the share of that variance which another seed repeats; None of a single run
 
 
 def chances(counts: TaskCounts, seed: int | None = None) -> np.ndarray:
@@ -70,23 +71,21 @@ def shift(posterior: np.ndarray, runs: Sequence[TaskCounts], own: np.ndarray) ->
 
 def _kernel(mean: float, spread: float) -> np.ndarray:
     """(grid, grid) from log-odds before to those after."""
-    k = np.exp(-0.5 * ((GRID[None] - GRID[:, None] - mean) / spread) ** 2)
+    k = np.exp(-0.5 * ((GRID[None] - GRID[:, None] - mean) / max(spread, LEAST)) ** 2)
     return k / k.sum(1, keepdims=True)
 
 
 def _again(start: np.ndarray, runs: Sequence[TaskCounts], own: np.ndarray, mean: float, spread: float) -> float | None:
-    """Each seed against the next, on unlike evaluation draws."""
-    if len(runs) < 2 or len(runs[0].seeds) < 2:
+    """The likeliest share: a problem's shift is a part that all seeds have, and one of each seed's own. Seeds are taken in
+    pairs, on unlike evaluation draws: all runs answer one evaluation seed with the same random numbers."""
+    pairs = list(zip(runs[::2], runs[1::2]))
+    if not pairs or len(runs[0].seeds) < 2:
         return None
-    kernel, found = _kernel(mean, spread), []
-    for one, other in zip(runs, [*runs[1:], runs[0]]):
-        pair = [_shifts(start, kernel, chances(run, seed)[own]) for run, seed in ((one, 0), (other, 1))]
-        found.append(np.corrcoef(*pair)[0, 1])
-    return float(np.mean(found))
+    ends = [(chances(one, 0)[own], chances(other, 1)[own]) for one, other in pairs]
 
+    def fit(share: float) -> float:
+        common, each = _kernel(mean, spread * share**0.5), _kernel(0.0, spread * (1 - share) ** 0.5).T
+        after = start @ common
+        return float(sum(np.log((after * (a @ each) * (b @ each)).sum(1) + 1e-300).sum() for a, b in ends))
 
-def _shifts(start: np.ndarray, kernel: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """(problems,) the mean of each problem's shift, given its counts."""
-    after = (start @ kernel) * end
-    from_, to = start @ GRID, (after @ GRID) / after.sum(1)
-    return to - from_
+    return max((i / 10 for i in range(11)), key=fit)

@@ -16,6 +16,7 @@ from sage_rlvr.stats.frontier import Planes, in_order
 from sage_rlvr.stats.table import markdown
 
 ARMS = {  # of studies/hard.yaml: arm → its name in the table
+    "base": "the base, a second sample",
     f"{GRPO}+beta0.8": "GRPO, β .8",
     f"{GRPO}+beta0.05": "GRPO, β .05",
     f"{GRPO}+beta0.012": "GRPO, β .012",
@@ -37,11 +38,13 @@ class Row:
     strata: list[float]  # the mean shift in each
 
 
-def facts(planes: Planes, probe: TaskCounts) -> dict[str, Any]:
-    """Of a search with strata; ``probe`` on the planes' problems."""
+def facts(planes: Planes, probe: TaskCounts, base: TaskCounts) -> dict[str, Any]:
+    """Of a search with strata; ``probe`` and ``base``, the base's own evaluation, on the planes' problems."""
     posterior, families = before(probe), planes.families()
     points = {p.variant: p.mean for own in families.values() for p in own}
-    runs = {variant: own for arms in planes.runs.values() for variant, own in arms.items()}
+    runs = {variant: own for arms in planes.runs.values() for variant, own in arms.items()} | {"base": [base]}
+    if planes.start is not None:
+        points["base"] = planes.start
     room = np.concatenate(planes.strata)
     rows = [
         Row(
@@ -51,7 +54,7 @@ def facts(planes: Planes, probe: TaskCounts) -> dict[str, Any]:
             [shift(posterior, runs[arm], own).mean for own in planes.strata],
         )
         for arm in ARMS
-        if arm in runs
+        if arm in points
     ]
     line = [p.mean for p in in_order(planes.families(planes.k)[GRPO])]
     return {"shifts": rows, "even": even(posterior, planes.strata, EVEN, planes.k), "line": line}
@@ -59,11 +62,11 @@ def facts(planes: Planes, probe: TaskCounts) -> dict[str, Any]:
 
 def table(hard: dict[str, Any], names: list[str]) -> str:
     """``names``: of the strata."""
-    head = ["arm", "pass@1", f"pass@{hard['n']}", *names, "spread", "another seed agrees"]
+    head = ["arm", "pass@1", f"pass@{hard['n']}", *names, "spread", "repeated"]
     body = []
     for row in hard["shifts"]:
         cells = [f"{x:.3f}" for x in row.passes] + [f"{x:+.1f}" for x in row.strata] + [f"{row.room.spread:.1f}"]
-        body.append([ARMS[row.arm], *cells, f"{row.room.again:.1f}"])
+        body.append([ARMS[row.arm], *cells, "–" if row.room.again is None else f"{row.room.again:.0%}"])
     return markdown(head, body)
 
 

@@ -37,15 +37,15 @@ def test_it_finds_the_shift_that_was_made(shifts, mean, spread):
     assert found.spread == pytest.approx(spread, abs=0.2)
 
 
-def test_seeds_agree_where_they_move_the_same_problems_and_not_where_each_moves_its_own(shifts):
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_it_finds_how_much_of_the_spread_another_seed_repeats(shifts, share):
+    """Also where the start is known badly, which is the same start for both seeds."""
     rng = np.random.default_rng(4)
-    start, own = rng.normal(-3, 1, 400), rng.standard_normal(400)
-    posterior = shifts.before(sampled(rng, start, 512, 1))
-    alike = [sampled(rng, start + own) for _ in range(2)]
-    unlike = [sampled(rng, start + rng.standard_normal(400)) for _ in range(2)]
-    assert shifts.shift(posterior, alike, np.arange(400)).again > 0.8
-    assert abs(shifts.shift(posterior, unlike, np.arange(400)).again) < 0.3
-    assert shifts.shift(posterior, alike[:1], np.arange(400)).again is None
+    start, common = rng.normal(-5, 1, 600), share**0.5 * rng.standard_normal(600)
+    runs = [sampled(rng, start + common + (1 - share) ** 0.5 * rng.standard_normal(600)) for _ in range(4)]
+    found = shifts.shift(shifts.before(sampled(rng, start, 128, 1)), runs, np.arange(600))
+    assert found.again == pytest.approx(share, abs=0.2)
+    assert shifts.shift(shifts.before(sampled(rng, start)), runs[:1], np.arange(600)).again is None
 
 
 def test_an_even_shift_by_the_formula(shifts):
