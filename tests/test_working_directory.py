@@ -60,6 +60,7 @@ trace one --guide branch --reference out/base/sft/model --checkpoints out/base/s
 tables table1 one | report one --out page.html | explore --help | study table out | study report out | recipes branch
 train --config ranks.yaml --accelerate_config cpu --num_processes 2
 export out/base/sft/model --out exported | merge out/base/sft/model --out merged
+blend out/grpo-s0/train --weight 0.5 --base out/base/sft/model --out blended
 """
 # as the console script has it: one process, nothing put on the path. The lab takes two steps: what it imports is there by then
 DRIVER = """
@@ -92,7 +93,15 @@ def test_no_verb_runs_what_lies_in_the_working_directory(planted):
     done = subprocess.run(driver, cwd=planted, env=own, input="\n".join(commands), capture_output=True, text=True,
                           check=False, timeout=GUARD_S)  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    for made in ("lab", "again/run.json", "one/results.json", "one/trace", "page.html", "exported/config.json"):
+    for made in (
+        "lab",
+        "again/run.json",
+        "one/results.json",
+        "one/trace",
+        "page.html",
+        "exported/config.json",
+        "blended/blend.json",
+    ):
         assert (planted / made).exists(), f"{made}: the verb did not come as far as its work\n{done.stderr[-3000:]}"
     assert done.stdout.count("trained: ranks") == 1, (
         "of two processes, python -m sage_rlvr.cli each, one does the talking"
