@@ -40,6 +40,7 @@ TAKEN = [  # a verb, its other words, a shared name, a value, what argparse call
     *((verb, words, "out", "o", "out") for verb, words in {
         "demo": [], "lab": [], "results": ["r"], "compare": ["r"], "analyze": ["support", "r"], "trace": ["r"],
         "tables": ["table1"], "report": ["r"], "study": ["run", "demo"], "merge": ["a"], "export": ["a"],
+        "blend": ["a", "--weight", "1"],
     }.items()),
 ]  # fmt: skip
 
