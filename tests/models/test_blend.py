@@ -88,6 +88,10 @@ def test_what_is_not_lora_alone_or_did_not_begin_as_its_base_is_refused(base, ad
     save_file(kept | more, adapter / "adapter_model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match="holds more than LoRA's A and B"):
         blend(adapter, tmp_path / "out", 0.5)
+    save_file(kept, adapter / "adapter_model.safetensors", metadata={"format": "pt"})
+    (adapter / "run.json").write_text(json.dumps({"settings": {"model_name_or_path": str(adapter)}}))
+    with pytest.raises(UserError, match="was trained from another adapter"):
+        blend(adapter, tmp_path / "out", 0.5)
     dora = get_peft_model(load_model(base), LoraConfig(r=2, target_modules=["q_proj"], use_dora=True))
     dora.save_pretrained(tmp_path / "dora")
     with pytest.raises(UserError, match="holds more than LoRA's A and B"):

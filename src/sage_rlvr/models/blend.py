@@ -16,6 +16,10 @@ from sage_rlvr.models.loading import is_adapter, load_model, load_tokenizer, res
 
 ADAPTER = "adapter_model.safetensors"
 RECORD = "blend.json"  # in the new folder: what it was made of
+BESIDE = (  # of an adapter's folder, with its chat template
+    "adapter_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "tokenizer.model", "vocab.json", "merges.txt",
+)  # fmt: skip
 PLAIN = (True, "gaussian")  # init_lora_weights under which B begins at 0: the adapter began as its base
 
 
@@ -46,6 +50,8 @@ def _adapter(source: Path, out: Path, weight: float, force: bool) -> None:
         raise UserError(f"{source} has no {ADAPTER}: its save was interrupted, so make it again.")
     if (init := read_json(source / "adapter_config.json").get("init_lora_weights", True)) not in PLAIN:
         raise UserError(f"{source} began with init_lora_weights={init!r}, not as its base: merge it, then blend that.")
+    if (began := _settings(source).get("model_name_or_path")) and is_adapter(began):
+        raise UserError(f"{source} was trained from another adapter, {began}: merge both, then blend these.")
     weights = load_file(source / ADAPTER)
     other = [name for name in weights if ".lora_A." not in name and ".lora_B." not in name]
     if other:
@@ -57,12 +63,6 @@ def _adapter(source: Path, out: Path, weight: float, force: bool) -> None:
                 shutil.copy2(file, part / file.name)
         save_file(scaled, part / ADAPTER, metadata={"format": "pt"})
         _record(part, trained=str(source), weight=weight)
-
-
-BESIDE = (
-    "adapter_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "tokenizer.model", "vocab.json", "merges.txt",
-)  # fmt: skip
 
 
 def _full(source: str, out: Path, weight: float, base: str, force: bool) -> None:
@@ -81,14 +81,19 @@ def _full(source: str, out: Path, weight: float, base: str, force: bool) -> None
 
 def _started_from(source: str) -> str:
     """What the training run in this folder says of its base."""
-    record = Path(source, "run.json")
-    settings: dict[str, Any] = read_json(record).get("settings", {}) if record.is_file() else {}
+    settings = _settings(Path(source))
     base = settings.get("model_name_or_path")
     if not base or settings.get("sft"):  # what an SFT stage made of it is named nowhere
         raise UserError(
             f"{source} holds full weights and does not say what they were trained from: name it with --base."
         )
     return base
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """Of the training run that wrote it; empty where it says nothing."""
+    record = folder / "run.json"
+    return read_json(record).get("settings", {}) if record.is_file() else {}
 
 
 def _record(folder: Path, **said: Any) -> None:
