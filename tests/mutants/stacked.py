@@ -14,6 +14,7 @@ LOSS, ADAMW = (
     "test_steps_are_torchs_adamw_with_transformers_decay_and_clipping",
 )
 
+BLEND = "test_a_blend_lies_between_the_base_and_what_was_trained"
 MUTANTS = [
     *within(
         "stacked/model.py",
@@ -57,13 +58,39 @@ MUTANTS = [
          "test_a_random_reward_pays_by_chance_and_tells_the_truth"),
     ),
     *within(
+        "models/blend.py",
+        "tests/models/test_blend.py",
+        ("A and B of an adapter are both scaled", "w * weight if \".lora_B.\" in name else w", "w * weight",
+         "test_an_adapter_merged_after_it_is_blended_lies_on_the_line"),
+        ("what is beside A and B is scaled away", "\".lora_A.\" not in name and \".lora_B.\" not in name", "False",
+         "test_what_is_not_lora_alone_or_did_not_begin_as_its_base_is_refused"),
+        ("full weights go the other way", "theirs[name].lerp(w.float(), weight)", "w.float().lerp(theirs[name], weight)",
+         "test_full_weights_lie_on_the_line_in_their_own_dtype"),
+    ),
+    *within(
+        "study/run.py",
+        "tests/study/test_study.py",
+        ("a blend does not wait for what it is made of", "elif source in waiting or source in running:", "elif False:",
+         "test_a_blend_waits_for_what_it_is_made_of"),
+    ),
+    *within(
+        "benchmarks/shifts.py",
+        "tests/study/test_shifts.py",
+        ("seeds are paired on the same draws", "chances(other, 1)[own]", "chances(other, 0)[own]",
+         "test_pairs_of_seeds_are_taken_on_unlike_draws"),
+        ("the shift is not looked for around the best", "for width in (0.2, 0.1, 0.05):", "for width in ():",
+         "test_it_finds_the_shift_that_was_made"),
+    ),
+    *within(
         "study/stacked.py",
         STUDY,
         ("the temperature that is asked for is not looked at", "\"temperature\": 1.0, \"min_p\"", "\"min_p\"",
          "test_samples_that_it_would_not_draw_as_asked_are_refused"),
         ("bf16 is asked for and not done", "torch.bfloat16 if study.train.get(\"bf16\") else torch.float32", "torch.float32",
          "test_products_are_in_bf16_where_the_study_says_so"),
-        ("a done run is done again", "fnmatch(run, only) and status_of(out, run)[\"state\"] != \"done\"]\n        stacks",
-         "fnmatch(run, only)]\n        stacks", "test_what_is_done_stays_and_the_other_engine_would_leave_it"),
+        ("a done run is done again", "fnmatch(run, only) and status_of(out, run)[\"state\"] != \"done\"]\n        trained",
+         "fnmatch(run, only)]\n        trained", "test_what_is_done_stays_and_the_other_engine_would_leave_it"),
+        ("a blend goes the other way", "lerp_(trained[part].to(w), weight)", "lerp_(trained[part].to(w), 1 - weight)", BLEND),
+        ("blends of what was trained before are left out", "stacks += [blends[i : i + most]", "_ = [blends[i : i + most]", BLEND),
     ),
 ]  # fmt: skip

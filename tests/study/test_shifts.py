@@ -5,17 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import shifts
 from sage_rlvr.stats.counts import RIGHT, WRONG, TaskCounts
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def shifts(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import shifts
-
-    return shifts
 
 
 def sampled(rng, log_odds, n=256, seeds=2):
@@ -27,7 +20,7 @@ def sampled(rng, log_odds, n=256, seeds=2):
 
 
 @pytest.mark.parametrize(("mean", "spread"), [(0.0, 0.2), (0.6, 1.0), (-0.5, 1.6)])
-def test_it_finds_the_shift_that_was_made(shifts, mean, spread):
+def test_it_finds_the_shift_that_was_made(mean, spread):
     rng = np.random.default_rng(3)
     start = rng.normal(-4.5, 1.2, 500)
     own = mean + spread * rng.standard_normal(500)  # of each problem, whatever the seed
@@ -38,7 +31,7 @@ def test_it_finds_the_shift_that_was_made(shifts, mean, spread):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_it_finds_how_much_of_the_spread_another_seed_repeats(shifts, share):
+def test_it_finds_how_much_of_the_spread_another_seed_repeats(share):
     """Also where the start is known badly, which is the same start for both seeds."""
     rng = np.random.default_rng(4)
     start, common = rng.normal(-5, 1, 600), share**0.5 * rng.standard_normal(600)
@@ -48,7 +41,17 @@ def test_it_finds_how_much_of_the_spread_another_seed_repeats(shifts, share):
     assert shifts.shift(shifts.before(sampled(rng, start)), runs[:1], np.arange(600)).again is None
 
 
-def test_an_even_shift_by_the_formula(shifts):
+def test_pairs_of_seeds_are_taken_on_unlike_draws(monkeypatch):
+    """Where all runs answer an evaluation with the same draws, two that did not change repeat each other's luck."""
+    rng, asked = np.random.default_rng(6), []
+    runs = [sampled(rng, rng.normal(-3, 1, 20)) for _ in range(2)]
+    made = shifts.chances
+    monkeypatch.setattr(shifts, "chances", lambda counts, seed=None: asked.append(seed) or made(counts, seed))
+    shifts.shift(shifts.before(runs[0]), runs, np.arange(20))
+    assert [seed for seed in asked if seed is not None] == [0, 1]
+
+
+def test_an_even_shift_by_the_formula():
     """Two strata of one problem each, whose log-odds are known: the mean of both, at each shift."""
     at = [30, 80]
     posterior = np.zeros((2, shifts.GRID.size))
@@ -60,7 +63,7 @@ def test_an_even_shift_by_the_formula(shifts):
         assert many == pytest.approx((1 - (1 - p) ** 16).mean())
 
 
-def test_the_distribution_before_training_has_the_means_of_what_made_it(shifts):
+def test_the_distribution_before_training_has_the_means_of_what_made_it():
     rng = np.random.default_rng(5)
     start = np.where(rng.random(3000) < 0.3, -2.0, -5.0)
     weights = shifts.before(sampled(rng, start, 128, 1)).mean(0)

@@ -345,6 +345,33 @@ def test_blends_are_made_of_what_was_trained(whole, tmp_path, capsys):
         open_folder(replace(study := load_study(path), variants=study.variants | {"end": more["start"]}), out)
 
 
+def test_a_blend_waits_for_what_it_is_made_of(study_file, tmp_path, monkeypatch):
+    """However many may run at once. The runs are stood in for: each is done when it is looked at for the second time."""
+    begun = []
+
+    class Run:
+        def __init__(self, out, run, *rest):
+            begun.append((run, status_of(out, "grpo-s0")["state"]))
+            self.status, self.looks, self.returncode = Path(out, run, "status.json"), 0, 0
+            self.status.parent.mkdir(parents=True, exist_ok=True)
+            if run == "base":
+                (Path(out) / "base" / job.START).write_text(json.dumps({"model": "m"}))
+
+        def poll(self):
+            self.looks += 1
+            if self.looks < 2:
+                return None
+            self.status.write_text(json.dumps({"state": "done", "stage": "eval"}))
+            return 0
+
+    monkeypatch.setattr(study_run, "_start", Run)
+    monkeypatch.setattr(study_run.time, "sleep", lambda seconds: None)
+    file = study_file(variants={"part": {"blend_of": "grpo", "weight": 0.5}, "grpo": {}})
+    assert study_run.run_study(file, tmp_path / "out", jobs=4)[1] == []
+    assert [run for run, _ in begun] == ["base", "grpo-s0", "part-s0"]
+    assert dict(begun)["part-s0"] == "done"
+
+
 def test_rows_pool_seeds(whole):
     place, _ = whole
     rows = {r.variant: r for r in study_rows(place / "out")}
