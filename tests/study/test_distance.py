@@ -78,6 +78,13 @@ def test_too_few_references_are_no_curve():
     assert excesses(on_the_curve("ref", (0.01, 0.05, 0.1, 0.2)), ["ref"]) == []  # a cubic goes through any four heights
 
 
+def test_references_that_have_not_moved_are_no_curve():
+    """As after two steps at a rate that is still rising: a KL of 0 in every log."""
+    height = {4: np.full(6, 0.5)}
+    runs = [Run("grpo", f"grpo+{i}", "k3", 0.0, height) for i in range(8)]
+    assert excesses(runs, ["grpo"]) == []
+
+
 def test_the_interval_is_over_problems_too():
     """Seeds are alike; the family's height differs between problems by 0.1: their mean has an error of 0.1/√problems."""
     problems, rng = 100, np.random.default_rng(0)
