@@ -40,8 +40,9 @@ def excesses(runs: Sequence[Run], references: Sequence[str]) -> list[Excess]:
     """Every family; the references each against the curve of all of them. Empty where they are too few for a curve."""
     own = np.array([r.family in references for r in runs], dtype=bool)
     root = np.sqrt([max(r.kl, 0.0) for r in runs])
-    few = len({r.variant for r in runs if r.family in references}) <= DEGREE + 1  # any four heights lie on a cubic
-    if few or not root[own].any():  # or none of them has moved
+    if len({r.variant for r in runs if r.family in references}) <= DEGREE + 1:  # any four heights lie on a cubic
+        return []
+    if not root[own].any():  # none of them has moved
         return []
     judged = (root >= root[own].min()) & (root <= root[own].max())
     design = np.vander(root / root[own].max(), DEGREE + 1)  # (runs, powers)
