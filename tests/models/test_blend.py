@@ -54,6 +54,8 @@ def test_the_base_of_full_weights_is_read_from_their_run(base, tmp_path):
     trained = tiny.save_base(tmp_path / "trained", seed=5)
     with pytest.raises(UserError, match="does not say what they were trained from: name it with --base"):
         blend(trained, tmp_path / "out", 0.5)
+    with pytest.raises(UserError, match="there is no folder runs/nothing: name what was trained"):
+        blend("runs/nothing", tmp_path / "out", 0.5)
     (trained / "run.json").write_text(json.dumps({"settings": {"model_name_or_path": str(base)}}))
     said = json.loads((blend(trained, tmp_path / "out", 0.5) / "blend.json").read_text())
     assert (said["base"], said["weight"]) == (str(base), 0.5)

@@ -81,6 +81,10 @@ def _full(source: str, out: Path, weight: float, base: str, force: bool) -> None
 
 def _started_from(source: str) -> str:
     """What the training run in this folder says of its base."""
+    if not Path(source).is_dir():
+        raise UserError(
+            f"there is no folder {source}: name what was trained; of a model on the Hub name the --base, too."
+        )
     settings = _settings(Path(source))
     base = settings.get("model_name_or_path")
     if not base or settings.get("sft"):  # what an SFT stage made of it is named nowhere
