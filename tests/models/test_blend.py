@@ -82,7 +82,7 @@ def test_what_is_not_lora_alone_or_did_not_begin_as_its_base_is_refused(base, ad
     config = adapter / "adapter_config.json"
     own = json.loads(config.read_text())
     config.write_text(json.dumps(own | {"init_lora_weights": "pissa"}))
-    with pytest.raises(UserError, match="began with init_lora_weights='pissa'"):
+    with pytest.raises(UserError, match="did not begin as its base"):
         blend(adapter, tmp_path / "out", 0.5)
     config.write_text(json.dumps(own))
     kept = load_file(adapter / "adapter_model.safetensors")

@@ -79,9 +79,13 @@ def test_cells_of_the_gate_stand_beside_grpos_line(monkeypatch):
 
     cell = {"base": "b", "steps": 300, "pool": "once", "rate": 2e-5, "pass@1": 0.035, "pass@64": 0.6}
     cells = [cell, cell | {"steps": 400}, cell | {"base": "c"}, cell | {"pool": "again", "pass@1": 0.06}]
-    table = why.gate_table({"n": 64, "line": [(0.04, 0.5), (0.03, 0.58)]}, {"cell": cell, "cells": cells})
+    table = why.gate_table(
+        {"n": 64, "line": [(0.04, 0.5), (0.03, 0.58)], "best": {"maxrl+beta0.012": (0.03, 0.59)}},
+        {"cell": cell, "cells": cells},
+    )
     rows = [[x.strip() for x in line.strip("|").split("|")] for line in table.splitlines()[2:]]
     assert rows == [
         ["38,400, each seen once", "2e-05", "0.035", "0.600", "0.540", "+0.060"],
         ["6,000, each seen again and again", "2e-05", "0.060", "0.600", "–", "–"],
+        ["the search's `maxrl`, β .012", "1.5e-4", "0.030", "0.590", "0.580", "+0.010"],
     ]

@@ -49,7 +49,7 @@ def _adapter(source: Path, out: Path, weight: float, force: bool) -> None:
     if not (source / ADAPTER).is_file():
         raise UserError(f"{source} has no {ADAPTER}: its save was interrupted, so make it again.")
     if (init := read_json(source / "adapter_config.json").get("init_lora_weights", True)) not in PLAIN:
-        raise UserError(f"{source} began with init_lora_weights={init!r}, not as its base: merge it, then blend that.")
+        raise UserError(f"{source} did not begin as its base (init_lora_weights={init!r}): merge it, then blend that.")
     if (began := _settings(source).get("model_name_or_path")) and is_adapter(began):
         raise UserError(f"{source} was trained from another adapter, {began}: merge both, then blend these.")
     weights = load_file(source / ADAPTER)

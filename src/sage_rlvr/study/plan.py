@@ -115,8 +115,8 @@ class Study:
         path = self.evaluate.get("path", {})
         if not isinstance(path, dict) or (path and not path.get("steps")):
             raise UserError(f"study {self.name}: path is {path!r}; name steps, as in {{steps: [50, 100], n: 64}}.")
-        for variant in [v for v, own in self.variants.items() if BLEND not in own] if path else ():
-            settings = merged(self.train, self.variants[variant])
+        for variant in self.variants if path else ():
+            settings = self.settings_of(f"{variant}-s{self.seeds_of(variant)[0]}")
             every, last = settings.get("save_steps", 500), settings.get("max_steps", 0)
             lost = [step for step in path["steps"] if type(step) is not int or step % every or not 0 < step < last]
             if lost or settings.get("save_total_limit"):

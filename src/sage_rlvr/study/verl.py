@@ -23,7 +23,7 @@ from sage_rlvr.models.folders import whole_folder
 from sage_rlvr.processes import end_with_parent
 from sage_rlvr.provenance import made_with
 from sage_rlvr.runs import writer
-from sage_rlvr.study.plan import BLEND, Study
+from sage_rlvr.study.plan import Study
 from sage_rlvr.tasks import get_task
 
 PYTHON = "SAGE_VERL_PYTHON"  # the Python that has verl; else the one that runs the study
@@ -45,7 +45,7 @@ def check(study: Study) -> None:
     reasons: dict[str, list[str]] = {}
     kinds = set()
     with TemporaryDirectory() as folder:
-        for variant in (v for v, own in study.variants.items() if BLEND not in own):
+        for variant in study.variants:
             settings = study.settings_of(f"{variant}-s{study.seeds_of(variant)[0]}") | {"model_name_or_path": "base"}
             settings.pop("sft", None)
             recipe = Path(folder, "recipe.yaml")
