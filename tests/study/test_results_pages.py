@@ -236,20 +236,21 @@ def test_a_confirmation_is_looked_at_once(tmp_path, script, monkeypatch):
     assert not re.search(r"\+beta|Rule|## Training", page.decode())
 
 
-def test_the_room_s_confirmation_is_told_once_it_is_whole(tmp_path, script, monkeypatch):
+@pytest.mark.parametrize(("study", "block"), [("hard_confirm", "room_confirmed"), ("hard_once", "room_once")])
+def test_the_room_s_confirmation_is_told_once_it_is_whole(tmp_path, script, monkeypatch, study, block):
     """On the evidence page: how far it is, then every family with its gain, its control's and its verdict by rule 1."""
     variants = {f"{family}+beta{beta}": {} for family in ("reference", "maxrl", "low_rate") for beta in ("0.1", "0.4")}
     for v in variants:
         monkeypatch.setitem(RATES, v, RATES[f"{'sage' if v.startswith('maxrl') else 'grpo_k3'}+{v.split('+')[1]}"])
     index = tmp_path / "docs" / "evidence" / "index.md"
     index.parent.mkdir(parents=True)
-    index.write_text("Before.\n\n<!-- made: room_confirmed -->\n\n<!-- /made -->\n\nAfter.\n")
-    make_study(tmp_path, "hard_confirm", variants, left_out=1, primary={"k": 4})
+    index.write_text(f"Before.\n\n<!-- made: {block} -->\n\n<!-- /made -->\n\nAfter.\n")
+    make_study(tmp_path, study, variants, left_out=1, primary={"k": 4})
     assert script("--root", tmp_path)[0] == 0
     of = len(variants) * len(PARTS["seeds"])
     assert f"{of - 1} of {of} runs are done. No arm is shown before the last one." in index.read_text()
     shutil.rmtree(tmp_path / "runs")
-    folder = make_study(tmp_path, "hard_confirm", variants, left_out=0, primary={"k": 4})
+    folder = make_study(tmp_path, study, variants, left_out=0, primary={"k": 4})
     assert script("--root", tmp_path)[0] == 0
     said = index.read_text()
     assert said.startswith("Before.")
@@ -262,7 +263,7 @@ def test_the_room_s_confirmation_is_told_once_it_is_whole(tmp_path, script, monk
         frontiers(read_planes(folder, "t").families(), "low_rate")[1].gain.mean, abs=5e-4
     )
     assert "\n- `maxrl`: is not judged (2 seeds of 3).\n" in said
-    page = (tmp_path / "docs" / "results" / "hard_confirm.md").read_text()
+    page = (tmp_path / "docs" / "results" / f"{study}.md").read_text()
     assert "- Rule 1: `maxrl`: is not judged (2 seeds of 3)." in page
 
 
