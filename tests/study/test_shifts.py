@@ -1,6 +1,7 @@
 """benchmarks/shifts.py on runs whose shifts are known."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -89,3 +90,22 @@ def test_cells_of_the_gate_stand_beside_grpos_line(monkeypatch):
         ["6,000, each seen again and again", "2e-05", "0.060", "0.600", "–", "–"],
         ["the search's `maxrl`, β .012", "1.5e-4", "0.030", "0.590", "0.580", "+0.010"],
     ]
+
+
+def test_the_probe_says_where_problems_began(monkeypatch):
+    """Not the base's own evaluation: here that lies 1 above the probe, and a run 2 above it."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import why
+
+    rng = np.random.default_rng(7)
+    start, arm = rng.normal(-3, 0.8, 400), "grpo_k3+beta0.012"
+    point = SimpleNamespace(variant=arm, mean=(0.1, 0.3))
+    halves = (np.arange(200), np.arange(200, 400))
+    runs = {"grpo_k3": {arm: [sampled(rng, start + 2) for _ in range(2)]}}
+    planes = SimpleNamespace(
+        strata=halves, k=4, start=(0.05, 0.2), runs=runs, families=lambda k=None: {"grpo_k3": [point]}
+    )
+    rows = {row.arm: row for row in why.facts(planes, sampled(rng, start), sampled(rng, start + 1))["shifts"]}
+    assert [rows[name].passes for name in ("base", arm)] == [planes.start, point.mean]
+    assert [rows[name].room.mean for name in ("base", arm)] == pytest.approx([1, 2], abs=0.2)
+    assert [*rows["base"].strata, *rows[arm].strata] == pytest.approx([1, 1, 2, 2], abs=0.3)
